@@ -1,0 +1,21 @@
+"""What can go wrong between the outbox table and the streams."""
+
+
+class OutboxError(Exception):
+    """Base of all errors of this package. The message is one line for an operator."""
+
+
+class UnsupportedServer(OutboxError):
+    """Postgres or Redis is too old or is set up in a way that would lose or alter messages."""
+
+
+class SchemaMismatch(OutboxError):
+    """The schema is missing, older than this version, newer, or has another shard layout."""
+
+
+class EpochChanged(OutboxError):
+    """The epoch in Postgres is not the one that the caller worked with."""
+
+
+class Fork(OutboxError):
+    """Redis holds messages that Postgres does not have: Postgres lost delivered commits."""

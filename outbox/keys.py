@@ -1,0 +1,28 @@
+"""Every key that Tidegate uses in Redis.
+
+All keys of a shard carry one hash tag, ``{<epoch>:<shard>}``, so a script may touch them together
+in Redis Cluster. The epoch is part of the tag: data of a lost history can never be taken for data
+of the present one.
+"""
+
+EPOCH = "tg:epoch"
+"""String: the epoch that relays write. Gateways look here after each read."""
+
+LEASES = "tg:{relay}:leases"
+"""Hash: shard → ``<relay id> <expiry, ms>``."""
+
+RELAYS = "tg:{relay}:relays"
+"""Hash: relay id → expiry in ms of Redis' clock."""
+
+GATEWAYS = "tg:{gateway}:workers"
+"""Hash: worker id → JSON of what it last reported, with its expiry."""
+
+
+def bus(epoch: str, shard: int) -> str:
+    """Stream: the shard's delivery bus; entry ids are ``<seq>-0``."""
+    return f"tg:{{{epoch}:{shard}}}:bus"
+
+
+def room(epoch: str, shard: int, tenant: str, room: str) -> str:
+    """Stream: a room's recent messages for replay; entry ids are ``<offset>-0``."""
+    return f"tg:{{{epoch}:{shard}}}:room:{tenant}:{room}"
