@@ -1,0 +1,318 @@
+"""The streams in Redis: append for the relay, replay for the gateways.
+
+Redis holds nothing that cannot be made again from the log. Two scripts carry the argument:
+``append.lua`` accepts a message only if its seq is exactly the next one, so it may be called twice,
+late, or by two relays at once; ``replay.lua`` gives a page of a room together with the seq for
+which it is true, in one atomic answer.
+"""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
+from redis.utils import HIREDIS_AVAILABLE
+
+from outbox import keys
+from outbox.entry import decode, encode
+from outbox.errors import OutboxError, UnsupportedServer
+from outbox.message import Message
+from outbox.names import namespace
+
+OLDEST_VERSION = (7, 0)
+CALL_MAX_BYTES = 4_194_304
+"""Blobs in one call of the append script: Redis serves nobody else meanwhile."""
+CALL_MAX_MESSAGES = 1_000
+REPLAY_MAX_BYTES = 1_048_576
+
+
+class Status(IntEnum):
+    """What the append script answers."""
+
+    APPENDED = 0
+    """All messages are on the bus, by this call or an earlier one."""
+    EMPTY = 1
+    """The bus is missing or was never started: only reconcile may start it."""
+    GAP = 2
+    """The first new seq is not the one after the last: what is between must come first."""
+    FORK = 3
+    """A position holds another message than Postgres has there: Postgres lost commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The answer to an append: ``last`` is the bus' last seq afterwards, 0 if there is none."""
+
+    status: Status
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A page of a room's replay stream.
+
+    It is true for ``seq``: ``top`` is the room's last offset as of that seq, and ``messages`` are
+    dense from the offset asked for. The page ends where a limit or ``top`` was reached.
+    """
+
+    epoch: str
+    seq: int
+    top: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How much the streams keep. Redis trims in blocks, so a stream may be somewhat longer."""
+
+    bus_length: int = 10_000
+    """Entries that the bus of a shard keeps for its readers."""
+    room_length: int = 300
+    room_idle_s: int = 600
+    namespace_lengths: Mapping[str, int] = field(default_factory=dict)
+    """Room length by namespace, where it is another one; 0: no replay stream, the log serves."""
+
+    def room_length_of(self, room: str) -> int:
+        """Messages that the replay stream of ``room`` keeps."""
+        return self.namespace_lengths.get(namespace(room) or "", self.room_length)
+
+
+class Script:
+    """A Lua script that is sent by its hash and, where Redis does not know it, in full.
+
+    Redis forgets scripts at a restart, at SCRIPT FLUSH and on a promoted replica.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.text = Path(__file__).with_name(name).read_bytes()
+        self.sha = sha1(self.text, usedforsecurity=False).hexdigest()
+
+    async def __call__(
+        self, client: Redis, script_keys: Sequence[str], arguments: Sequence[bytes | str | int]
+    ) -> Any:
+        """Runs the script once; its answer with strings as bytes."""
+        run = cast(Any, client)
+        try:
+            return await run.evalsha(self.sha, len(script_keys), *script_keys, *arguments)
+        except NoScriptError:
+            return await run.eval(self.text, len(script_keys), *script_keys, *arguments)
+
+
+def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 50) -> Redis:
+    """A client for ``url`` (``redis://``, ``rediss://`` or ``unix://``); no I/O yet.
+
+    Answers come as bytes. A command that takes longer than ``timeout_s`` fails, so a blocking read
+    must ask for less. Nothing is re-sent by the client: a repeated command is the caller's
+    decision. A caller waits up to ``timeout_s`` for one of ``max_connections``.
+
+    Raises:
+        OutboxError: the URL is malformed, or hiredis is not installed.
+    """
+    if not HIREDIS_AVAILABLE:
+        raise OutboxError("hiredis is missing or too old: pip install 'tidegate[relay]'")
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+    except ValueError as error:
+        raise OutboxError(f"the Redis URL is malformed: {error}") from None
+    for name in ("retry_on_timeout", "retry_on_error", "health_check_interval"):
+        options.pop(name, None)
+    options |= {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "decode_responses": False,
+        "max_connections": max_connections,
+        "timeout": timeout_s,
+    }
+    if not url.startswith("unix:"):
+        options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive()}
+    return Redis.from_pool(BlockingConnectionPool(**options))
+
+
+def _keepalive() -> dict[int, int]:
+    """Half-open links are found after 10 + 3 × 5 seconds, where the system can be told so."""
+    wanted = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    return {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}
+
+
+async def check(client: Redis) -> tuple[str, ...]:
+    """Asks the server what it is; gives warnings for the operator.
+
+    Raises:
+        UnsupportedServer: it is older than 7.0.
+    """
+    info: dict[str, Any] = await client.info()
+    version = str(info.get("redis_version", ""))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_VERSION:
+        raise UnsupportedServer(f"Redis is {version or 'of unknown version'}, Tidegate needs 7.0")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        return (
+            f"Redis may evict streams (maxmemory-policy {policy}): they are made again from the "
+            "log, at a cost; set maxmemory-policy noeviction",
+        )
+    return ()
+
+
+class Streams:
+    """The streams of one Redis. Errors of Redis come through as ``redis.RedisError``."""
+
+    def __init__(self, client: Redis, limits: StreamLimits | None = None) -> None:
+        self.client = client
+        self.limits = limits or StreamLimits()
+        self._append = Script("append.lua")
+        self._replay = Script("replay.lua")
+        self._last = Script("last.lua")
+
+    async def append(
+        self, epoch: str, shard: int, messages: Sequence[Message], *, start: bool = False
+    ) -> Appended:
+        """Appends messages of one shard, in seq order, to its bus and to their rooms' streams.
+
+        Messages that are there already are skipped. ``start`` lets the first message begin an empty
+        bus, or begin one anew that ends before it: only reconcile may ask for this, with messages
+        read from the log. Large batches go in several calls; an error may leave the first of them
+        done, and repeating the whole batch is then right.
+        """
+        appended = Appended(Status.APPENDED, 0)
+        for call in _calls(messages):
+            appended = await self._append_call(epoch, shard, call, start)
+            if appended.status is not Status.APPENDED:
+                break
+            start = False
+        return appended
+
+    async def _append_call(
+        self, epoch: str, shard: int, call: Sequence[tuple[Message, bytes]], start: bool
+    ) -> Appended:
+        rooms: dict[tuple[str, str], int] = {}
+        entries: list[bytes | str | int] = []
+        for message, blob in call:
+            room = rooms.setdefault((message.tenant, message.room), len(rooms) + 1)
+            entries += (message.seq, message.offset, room, message.batch, blob)
+        status, last = await self._append(
+            self.client,
+            [
+                keys.bus(epoch, shard),
+                *(keys.room(epoch, shard, tenant, room) for tenant, room in rooms),
+            ],
+            [
+                self.limits.bus_length,
+                self.limits.room_idle_s,
+                int(start),
+                *(self.limits.room_length_of(room) for _, room in rooms),
+                *entries,
+            ],
+        )
+        return Appended(Status(status), last)
+
+    async def replay(
+        self,
+        epoch: str,
+        shard: int,
+        tenant: str,
+        room: str,
+        after: int,
+        limit: int,
+        limit_bytes: int = REPLAY_MAX_BYTES,
+    ) -> Replay | None:
+        """The messages of a room after an offset, at most ``limit`` and about ``limit_bytes``.
+
+        A ``limit`` of 0 asks for the position only; an ``after`` at or above ``top`` gives no
+        messages. None: the streams cannot tell, the log must be asked.
+        """
+        return await self._replay_call(epoch, shard, tenant, room, after, limit, limit_bytes)
+
+    async def latest(
+        self,
+        epoch: str,
+        shard: int,
+        tenant: str,
+        room: str,
+        limit: int,
+        limit_bytes: int = REPLAY_MAX_BYTES,
+    ) -> Replay | None:
+        """The newest ``limit`` messages of a room, ascending; None as for ``replay``.
+
+        Where ``limit_bytes`` ends the page early, its last offset is below ``top``: go on with
+        ``replay``.
+        """
+        return await self._replay_call(epoch, shard, tenant, room, -1, limit, limit_bytes)
+
+    async def _replay_call(
+        self, epoch: str, shard: int, tenant: str, room: str, after: int, limit: int, max_bytes: int
+    ) -> Replay | None:
+        answer = await self._replay(
+            self.client,
+            [keys.bus(epoch, shard), keys.room(epoch, shard, tenant, room)],
+            [after, limit, max_bytes],
+        )
+        if answer is None:
+            return None
+        seq, top, *entries = answer
+        return Replay(
+            epoch,
+            int(seq),
+            int(top),
+            tuple(
+                decode(shard, batch.decode(), blob)
+                for batch, blob in zip(entries[::2], entries[1::2], strict=True)
+            ),
+        )
+
+    async def last_ids(self, epoch: str, shards: Sequence[int]) -> dict[int, int]:
+        """The last seq that each shard's bus ever had; 0 if it is missing. One round trip."""
+        if not shards:
+            return {}
+        try:
+            return await self._last_ids(epoch, shards)
+        except NoScriptError:
+            await cast(Any, self.client).script_load(self._last.text)
+            return await self._last_ids(epoch, shards)
+
+    async def _last_ids(self, epoch: str, shards: Sequence[int]) -> dict[int, int]:
+        async with self.client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                cast(Any, pipeline).evalsha(self._last.sha, 1, keys.bus(epoch, shard))
+            answers = await pipeline.execute()
+        return {shard: int(last) for shard, last in zip(shards, answers, strict=True)}
+
+    async def epoch(self) -> str | None:
+        """The epoch that relays wrote; None if it is missing."""
+        value = cast(bytes | None, await self.client.get(keys.EPOCH))
+        return None if value is None else value.decode()
+
+    async def set_epoch(self, epoch: str) -> None:
+        """Tells gateways the epoch, which the caller has just read from Postgres."""
+        await self.client.set(keys.EPOCH, epoch)
+
+    async def expire(self, epoch: str, shards: Sequence[int], after_s: int) -> None:
+        """Lets the buses of a lost history go; its room streams expire by themselves."""
+        async with self.client.pipeline(transaction=False) as pipeline:
+            for shard in shards:
+                pipeline.expire(keys.bus(epoch, shard), after_s)
+            await pipeline.execute()
+
+
+def _calls(messages: Sequence[Message]) -> list[list[tuple[Message, bytes]]]:
+    """Messages with their blobs, in portions of bounded size."""
+    calls: list[list[tuple[Message, bytes]]] = []
+    left_bytes = 0
+    for message in messages:
+        blob = encode(message)
+        left_bytes -= len(blob)
+        if left_bytes < 0 or len(calls[-1]) >= CALL_MAX_MESSAGES:
+            calls.append([])
+            left_bytes = CALL_MAX_BYTES - len(blob)
+        calls[-1].append((message, blob))
+    return calls
