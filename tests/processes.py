@@ -1,0 +1,159 @@
+"""Processes of Tidegate under test: started, awaited, killed, and their logs looked through."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.embedded.process import free_port, start_child, stop_child
+
+READY_TIMEOUT_S = 30.0
+STOP_PATIENCE_S = 20.0
+POLL_S = 0.02
+
+
+class Process:
+    """One started process with its log."""
+
+    def __init__(self, name: str, arguments: list[str], env: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.arguments = arguments
+        self.env = env
+        self.tracebacks_allowed = False
+        """Set it in a test that provokes one on purpose."""
+        self.port = 0
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return start_child(self.arguments, env=self.env, output=log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def url(self) -> str:
+        """``http://…`` of a gateway."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def websocket_url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/connection/websocket"
+
+    def text(self) -> str:
+        """All that it has written so far."""
+        return self.log.read_text(errors="replace")
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal; waits for the end after SIGKILL."""
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait(STOP_PATIENCE_S)
+
+    def wait(self, timeout_s: float = STOP_PATIENCE_S) -> int:
+        """The exit status; raises subprocess.TimeoutExpired."""
+        return self._process.wait(timeout_s)
+
+    def restart(self) -> None:
+        """Starts it again, with the same arguments and log, after its end."""
+        assert self.returncode is not None, f"{self.name} still runs"
+        self._process = self._start()
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        stop_child(self._process, [(signal.SIGTERM, STOP_PATIENCE_S)])
+
+    def wait_for(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Polls until ``ready``; fails if the process ends before or the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if self.returncode is not None:
+                raise AssertionError(
+                    f"{self.name} ended ({self.returncode}) before {what}:\n{self.text()[-3000:]}"
+                )
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"{self.name}: no {what} within {timeout_s} s:\n{self.text()[-3000:]}"
+                )
+            time.sleep(POLL_S)
+
+    def wait_log(self, pattern: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Waits until the log has a match of the regular expression."""
+        self.wait_for(
+            lambda: re.search(pattern, self.text()) is not None, timeout_s, f"log of {pattern!r}"
+        )
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Waits until a gateway's ``/readyz`` answers 200."""
+        self.wait_for(lambda: _status(f"{self.url}/readyz") == 200, timeout_s, "200 from /readyz")
+
+
+class Processes:
+    """All processes that one test started, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self.all: dict[str, Process] = {}
+
+    def start(self, name: str, *arguments: str, **settings: str) -> Process:
+        """Starts ``python -m gateway ARGUMENT…`` with settings as environment variables.
+
+        ``start("relay-1", "relay", TIDEGATE_POSTGRES_DSN=migrated, TIDEGATE_REDIS_URL=redis_url)``
+        """
+        return self.start_python(name, "-m", "gateway", *arguments, **settings)
+
+    def start_python(self, name: str, *arguments: str, **settings: str) -> Process:
+        """The same for any other ``python ARGUMENT…``."""
+        assert name not in self.all, f"a process {name} exists"
+        env = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONFAULTHANDLER="1", **settings)
+        process = Process(
+            name, [sys.executable, *arguments], env, self._folder / f"{len(self.all)}-{name}.log"
+        )
+        self.all[name] = process
+        return process
+
+    def start_relay(self, name: str = "relay", **settings: str) -> Process:
+        return self.start(name, "relay", **settings)
+
+    def start_gateway(self, name: str = "gateway", *arguments: str, **settings: str) -> Process:
+        """Starts a gateway on a free port and waits until it is ready."""
+        port = free_port()
+        process = self.start(name, "gateway", "--port", str(port), *arguments, **settings)
+        process.port = port
+        process.wait_ready()
+        return process
+
+    def stop(self) -> None:
+        for process in self.all.values():
+            process.stop()
+
+    def check_logs(self) -> None:
+        """Fails if one of them has written a traceback that the test did not announce."""
+        for process in self.all.values():
+            if not process.tracebacks_allowed and "Traceback" in process.text():
+                raise AssertionError(f"{process.name} wrote a traceback:\n{process.text()[-8000:]}")
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
