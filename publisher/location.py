@@ -1,10 +1,12 @@
 """Where in a Python value the part stands that JSON cannot carry."""
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 KEY_MAX_CHARS = 40
+PATH_MAX_STEPS = 12
 
 
 def obstacle(root: str, value: Any) -> str | None:
@@ -18,23 +20,25 @@ def obstacle(root: str, value: Any) -> str | None:
     if problem:
         return f"{root} {problem}"
     # A stack of iterators instead of recursion: the value may be nested too deep for one.
-    stack: list[tuple[str, int, Iterator[tuple[str, Any]]]] = [(root, id(value), _parts(value))]
+    steps = [root]
+    stack: list[tuple[int, Iterator[tuple[str, Any]]]] = [(id(value), _parts(value))]
     open_ids = {id(value)}
     while stack:
-        path, identity, parts = stack[-1]
+        identity, parts = stack[-1]
         for step, part in parts:
-            here = path + step
             problem = _own_obstacle(part)
             if problem:
-                return f"{here} {problem}"
+                return f"{_path(steps)}{step} {problem}"
             if isinstance(part, dict | list | tuple):
                 if id(part) in open_ids:
-                    return f"{here} contains itself"
+                    return f"{_path(steps)}{step} contains itself"
                 open_ids.add(id(part))
-                stack.append((here, id(part), _parts(part)))
+                steps.append(step)
+                stack.append((id(part), _parts(part)))
                 break
         else:
             stack.pop()
+            steps.pop()
             open_ids.discard(identity)
     return None
 
@@ -90,6 +94,13 @@ def _key_obstacle(value: dict[Any, Any]) -> str | None:
     return None
 
 
+def _path(steps: list[str]) -> str:
+    if len(steps) <= PATH_MAX_STEPS:
+        return "".join(steps)
+    half = PATH_MAX_STEPS // 2
+    return f"{''.join(steps[:half])}…{''.join(steps[-half:])}"
+
+
 def _short(key: Any) -> str:
-    shown = repr(key)
+    shown = json.dumps(key) if isinstance(key, str) else repr(key)
     return shown if len(shown) <= KEY_MAX_CHARS else shown[: KEY_MAX_CHARS - 1] + "…"

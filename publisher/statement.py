@@ -7,7 +7,7 @@ statement cost nothing extra: put `Statement.cte` before the business statement.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from outbox.names import DEFAULT_TENANT
 from publisher.encoding import encode
@@ -97,6 +97,8 @@ def statement(
         raise InvalidMessage(
             f"statement name {name!r} is not allowed: lower-case letters, digits and _"
         )
+    if paramstyle not in get_args(ParamStyle):
+        raise InvalidMessage(f"paramstyle {paramstyle!r} is not known: pyformat or named")
     row = encode(Message(room, data, tenant, tags))
     # The other payload column is left out, not set to NULL.
     payload = "payload" if row.payload_bin is None else "payload_bin"
@@ -114,6 +116,8 @@ def many_params(messages: Iterable[Message]) -> dict[str, list[Any]]:
     """The parameters of `MANY_SQL`. An `InvalidMessage` names the message's index."""
     rows = []
     for index, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise TypeError(f"message {index} must be a Message, not {type(message).__name__}")
         try:
             rows.append(encode(message))
         except InvalidMessage as error:
