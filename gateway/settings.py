@@ -30,12 +30,13 @@ from pydantic import (
 
 from gateway.namespaces import EVERY_OTHER, Namespace
 from gateway.origins import ANY, normal_origin
-from gateway.tokens import SECRET_MIN_BYTES
 from outbox.names import namespace, room_error
 
 PREFIX = "TIDEGATE_"
 CONFIG = "TIDEGATE_CONFIG"
 """The variable that names the TOML file."""
+SECRET_MIN_BYTES = 32
+"""RFC 7518, section 3.2: an HMAC key of the size of the hash or larger."""
 NOT_SET = SecretStr("")
 """What a secret without a value holds: it is false in a condition (its length is 0)."""
 

@@ -16,11 +16,10 @@ from joserfc.jwk import OctKey
 from joserfc.jws import JWSRegistry
 
 from gateway.namespaces import Identity
+from gateway.settings import SECRET_MIN_BYTES
 from outbox.names import DEFAULT_TENANT, tenant_error
 
 ALGORITHM: Final = "HS256"
-SECRET_MIN_BYTES: Final = 32
-"""RFC 7518, section 3.2: a key of the size of the hash output or larger."""
 CLOCK_LEEWAY_S: Final = 30.0
 USER_MAX_CHARS: Final = 255
 _LATEST: Final = 253_402_300_800.0
