@@ -1,0 +1,89 @@
+"""Leases: which relay works on which shards.
+
+They spare relays from doing the same work twice, and nothing more. That a shard has two relays, or
+for some seconds none, can neither lose, double nor reorder a message: sequencing is ordered by
+locks in Postgres, appending by the script. So a lease is never checked before an action.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import cast
+
+from redis.asyncio import Redis
+
+from outbox import keys
+from outbox.streams import Script
+
+LEASE_TTL_S = 3.0
+RENEW_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTable:
+    """Who is there and who holds what, for operators."""
+
+    relays: tuple[str, ...]
+    """Ids of the live relays."""
+    holders: dict[int, str]
+    """Shard → id of the relay that holds it; a shard without a holder is missing."""
+
+
+class Leases:
+    """The leases of one relay. Errors of Redis come through as ``redis.RedisError``."""
+
+    def __init__(self, client: Redis, relay: str, shards: int, ttl_s: float = LEASE_TTL_S) -> None:
+        """``relay`` is an id without spaces, unique among relays; ``shards`` how many there are."""
+        self.relay = relay
+        self.held: frozenset[int] = frozenset()
+        """The shards as of the last renewal."""
+        self.relays = 0
+        """Live relays as of the last renewal."""
+        self._client = client
+        self._shards = shards
+        self._ttl_ms = round(ttl_s * 1000)
+        self._script = Script("lease.lua")
+        self._expires_at_s = 0.0
+
+    async def renew(self) -> frozenset[int]:
+        """Renews what is held, takes what is free and gives back what exceeds the fair share."""
+        return await self._call(self._ttl_ms)
+
+    async def release(self) -> None:
+        """Gives everything back at once: others take it with their next renewal."""
+        await self._call(0)
+
+    @property
+    def expired(self) -> bool:
+        """Whether others may hold these shards by now, since renewing failed for so long."""
+        return time.monotonic() >= self._expires_at_s
+
+    async def _call(self, lifetime_ms: int) -> frozenset[int]:
+        asked_at_s = time.monotonic()
+        self.relays, *held = await self._script(
+            self._client,
+            [keys.LEASES, keys.RELAYS],
+            [self.relay, lifetime_ms, self._shards],
+        )
+        self.held = frozenset(held)
+        self._expires_at_s = asked_at_s + lifetime_ms / 1000
+        return self.held
+
+
+async def read_leases(client: Redis) -> LeaseTable:
+    """Reads the leases as they stand now by Redis' clock."""
+    async with client.pipeline(transaction=True) as pipeline:
+        pipeline.time()
+        pipeline.hgetall(keys.RELAYS)
+        pipeline.hgetall(keys.LEASES)
+        answers = await pipeline.execute()
+    (seconds, micros), relays, leases = cast(
+        tuple[tuple[int, int], dict[bytes, bytes], dict[bytes, bytes]], tuple(answers)
+    )
+    now_ms = seconds * 1000 + micros // 1000
+    alive = sorted(name.decode() for name, expiry in relays.items() if int(expiry) > now_ms)
+    holders = {}
+    for shard, lease in leases.items():
+        holder, expiry = lease.decode().split(" ")
+        if holder in alive and int(expiry) > now_ms:
+            holders[int(shard)] = holder
+    return LeaseTable(tuple(alive), dict(sorted(holders.items())))
