@@ -15,7 +15,7 @@ def rejection(error: BaseException, *, in_pipeline: bool = False) -> Rejected | 
 
     ``error`` is psycopg's, or one whose cause is (Django's, SQLAlchemy's). The text is the
     schema's own. In a pipeline an error may be that of an earlier statement, so there only errors
-    that name the outbox table count.
+    of the outbox table's constraints count.
     """
     for cause in _causes(error):
         sqlstate = getattr(cause, "sqlstate", None)
@@ -23,8 +23,7 @@ def rejection(error: BaseException, *, in_pipeline: bool = False) -> Rejected | 
         if sqlstate is None or diagnosis is None:
             continue
         if sqlstate == CHECK_VIOLATION:
-            context = diagnosis.context or ""
-            if diagnosis.schema_name == "tidegate" or "tidegate." in context:
+            if "tidegate.reject(" in (diagnosis.context or ""):
                 return Rejected(str(diagnosis.message_primary), sqlstate)
         elif sqlstate == INVALID_TEXT and not in_pipeline:
             return Rejected(f"payload is not valid JSON{_line(diagnosis.context)}", sqlstate)
