@@ -1,16 +1,17 @@
 """Connections to Postgres: how relay and gateways open them, and what they refuse."""
 
-import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, errors
+from psycopg import AsyncConnection
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from outbox.errors import UnsupportedServer
+from outbox.errors import PostgresUnavailable, UnsupportedServer
 
 ADVISORY_CLASS = 1_414_087_749
 """First key of every advisory lock of Tidegate: "TIDE" in ASCII. The second key is the shard, held
@@ -116,6 +117,29 @@ def server_problem(connection: psycopg.Connection[Any] | AsyncConnection[Any]) -
     return None
 
 
+@asynccontextmanager
+async def reached() -> AsyncIterator[None]:
+    """Around the use of a pool, for callers that do not know the driver.
+
+    Raises:
+        Unreachable: Postgres did not answer, or ended what was under way; whether it was committed
+            is not known.
+    """
+    try:
+        yield
+    except PoolClosed:
+        raise Unreachable("the connections to Postgres are closed") from None
+    except (PoolTimeout, TimeoutError):
+        raise Unreachable("Postgres does not answer in time") from None
+    except psycopg.OperationalError as error:
+        raise Unreachable(f"Postgres: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The message without its details, which may quote data."""
+    return str(error).partition("\n")[0]
+
+
 Pool = AsyncConnectionPool[Connection]
 """A pool whose connections are like those of ``connect``."""
 
@@ -132,10 +156,13 @@ async def open_pool(
 
     One connection is tried first, so that what is wrong is said at once and as it is.
 
-    Raises: as ``connect``.
+    Raises:
+        UnsupportedServer: as ``connect``.
+        Unreachable: there is no way to the server.
     """
-    trial = await connect(conninfo, application_name=application_name)
-    await trial.close()
+    async with reached():
+        trial = await connect(conninfo, application_name=application_name)
+        await trial.close()
     pool: Pool = AsyncConnectionPool(
         conninfo_with_defaults(conninfo, application_name),
         connection_class=Connection,
@@ -148,12 +175,3 @@ async def open_pool(
     )
     await pool.open()
     return pool
-
-
-async def abandon(connection: Connection) -> None:
-    """Closes a connection whose state is unknown, without waiting for the server."""
-    try:
-        async with asyncio.timeout(1):
-            await connection.close()
-    except (TimeoutError, errors.Error):
-        connection.pgconn.finish()

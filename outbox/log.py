@@ -1,0 +1,196 @@
+"""Reading the log: what a room or a shard has had.
+
+Each answer comes from one statement, so from one snapshot, together with the epoch and the seq that
+it is true for. Read from the primary: a standby may lag behind what clients have seen.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+from psycopg import errors
+
+from outbox import rows
+from outbox.database import Pool, first_line, reached
+from outbox.errors import OutboxError, SchemaMismatch
+from outbox.message import Message
+
+LIMIT_BYTES = 8_388_608
+"""Payload bytes of one answer; a single message may exceed them."""
+TIMEOUT_S = 10.0
+
+_STATE = """
+    WITH state AS (
+        SELECT m.epoch, s.head AS seq,
+               coalesce((SELECT r.head FROM tidegate.room r
+                         WHERE r.tenant = %(tenant)s AND r.name = %(room)s), 0) AS head,
+               (SELECT min(l."offset") FROM tidegate.message l
+                WHERE l.tenant = %(tenant)s AND l.room = %(room)s) AS first
+        FROM tidegate.meta m JOIN tidegate.shard s ON s.id = %(shard)s
+    )
+    SELECT p.*, state.* FROM state LEFT JOIN LATERAL ({}) p ON true
+"""
+
+
+def _statement(condition: LiteralString, order: LiteralString) -> LiteralString:
+    """Rows of the log up to both limits: large payloads beyond them are not even read."""
+    return f"""
+        SELECT {rows.COLUMNS}
+        FROM (SELECT l.*, sum(size_bytes) OVER (ORDER BY {order}) - size_bytes AS bytes_before
+              FROM (SELECT * FROM tidegate.message
+                    WHERE {condition} ORDER BY {order} LIMIT %(limit)s) l) l
+        WHERE bytes_before < %(limit_bytes)s
+    """  # noqa: S608
+
+
+_IN_ROOM: LiteralString = "tenant = %(tenant)s AND room = %(room)s"
+_PAGE = _STATE.format(_statement(_IN_ROOM + ' AND "offset" > %(after)s', '"offset"'))
+_LATEST = _STATE.format(_statement(_IN_ROOM, '"offset" DESC'))
+_SPAN = _statement("shard = %(shard)s AND seq > %(after)s AND seq <= %(until)s", "seq")
+_HEADS = "SELECT s.id, s.head, m.epoch FROM tidegate.shard s CROSS JOIN tidegate.meta m"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """A stretch of a room's messages and where the room stood."""
+
+    epoch: str
+    seq: int
+    """The head of the room's shard: the answer is true for this moment."""
+    head: int
+    """The room's last offset; 0 if it never had a message."""
+    first: int
+    """The lowest offset that is still there; ``head`` + 1 if none is."""
+    messages: tuple[Message, ...]
+    """Ascending, without a hole."""
+
+
+class Log:
+    """The log, read through a pool.
+
+    Every method raises Unreachable if there is no answer within ``timeout_s``.
+    """
+
+    def __init__(self, pool: Pool, timeout_s: float = TIMEOUT_S) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+
+    async def page(
+        self,
+        tenant: str,
+        room: str,
+        shard: int,
+        after: int,
+        limit: int,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> LogPage:
+        """The messages that follow offset ``after``.
+
+        The first of them is ``after`` + 1, or there are none: the room ends there, ``limit`` is 0,
+        or the log no longer has it (``first`` > ``after`` + 1).
+        """
+        found = await self._rows(
+            _PAGE,
+            {
+                "tenant": tenant,
+                "room": room,
+                "shard": shard,
+                "after": after,
+                "limit": limit,
+                "limit_bytes": limit_bytes,
+            },
+        )
+        page = _page(found, shard)
+        messages = page.messages
+        if messages and messages[0].offset != after + 1:
+            # Partitions were dropped, the last one with a message in the middle of it if the clock
+            # had jumped: what is left begins here.
+            return LogPage(page.epoch, page.seq, page.head, messages[0].offset, ())
+        return page
+
+    async def latest(
+        self, tenant: str, room: str, shard: int, limit: int, limit_bytes: int = LIMIT_BYTES
+    ) -> LogPage:
+        """The newest messages of a room, at most ``limit``, ascending."""
+        found = await self._rows(
+            _LATEST,
+            {
+                "tenant": tenant,
+                "room": room,
+                "shard": shard,
+                "limit": limit,
+                "limit_bytes": limit_bytes,
+            },
+        )
+        return _page(found, shard, newest=True)
+
+    async def span(
+        self, shard: int, after: int, until: int, limit: int, limit_bytes: int = LIMIT_BYTES
+    ) -> list[Message]:
+        """A shard's messages with ``after`` < seq <= ``until``, the first ``limit``, ascending.
+
+        They are without a hole; they begin above ``after`` + 1 if retention has dropped the rest.
+        """
+        found = await self._rows(
+            _SPAN,
+            {
+                "shard": shard,
+                "after": after,
+                "until": until,
+                "limit": limit,
+                "limit_bytes": limit_bytes,
+            },
+        )
+        messages = sorted(rows.message(row) for row in found)
+        for index, message in enumerate(messages):
+            if message.seq != messages[0].seq + index:
+                return messages[:index]
+        return messages
+
+    async def heads(self) -> tuple[str, dict[int, int]]:
+        """The epoch, and each shard's last seq."""
+        found = await self._rows(_HEADS, {})
+        if not found:
+            raise SchemaMismatch("table tidegate.meta is empty: restore it from a backup")
+        return found[0][2], {shard: head for shard, head, _ in found}
+
+    async def _rows(
+        self, statement: LiteralString, parameters: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        try:
+            async with (
+                reached(),
+                asyncio.timeout(self._timeout_s),
+                self._pool.connection() as connection,
+            ):
+                cursor = await connection.execute(statement, parameters)
+                return await cursor.fetchall()
+        except (errors.UndefinedTable, errors.InvalidSchemaName):
+            raise SchemaMismatch("the schema is missing: run `tidegate migrate`") from None
+        except errors.Error as error:
+            raise OutboxError(f"the log cannot be read: {first_line(error)}") from error
+
+
+def _page(found: list[tuple[Any, ...]], shard: int, newest: bool = False) -> LogPage:
+    if not found:
+        raise SchemaMismatch(f"the database has no shard {shard}: compare its layout")
+    epoch, seq, head, first = found[0][11:]
+    messages = sorted(
+        (rows.message(row) for row in found if row[1] is not None), key=_offset, reverse=newest
+    )
+    dense = tuple(_dense(messages, -1 if newest else 1))
+    if newest:
+        dense = dense[::-1]
+    return LogPage(epoch, seq, head, head + 1 if first is None else first, dense)
+
+
+def _dense(messages: list[Message], step: int) -> Iterable[Message]:
+    for index, message in enumerate(messages):
+        if message.offset != messages[0].offset + index * step:
+            return
+        yield message
+
+
+def _offset(message: Message) -> int:
+    return message.offset

@@ -1,0 +1,95 @@
+-- Takes a batch from the outbox and gives every message its positions. Runs after the locks of the
+-- shards at hand were taken, as a statement of its own and so in a snapshot that is younger than
+-- every sequencing before it.
+--
+-- Parameters: shards int[] and, parallel to it, marks bigint[] and snapshots text[] (NULL: none),
+-- limit_rows and limit_bytes per shard, batch text.
+--
+-- For each shard the caller remembers a mark and a snapshot: every row that the snapshot shows up
+-- to that id has been taken. What can be left is above the mark, or invisible to the snapshot:
+-- written by a transaction that was under way in it or began later. A lower id may get its
+-- transaction id late, so neither the id nor the transaction id alone would do. Looking only there
+-- keeps a batch from stepping over the dead rows that somebody's old snapshot keeps in the table.
+WITH
+asked AS MATERIALIZED (
+    SELECT shard, mark, snapshot::pg_snapshot AS snapshot
+    FROM unnest(%(shards)s::int[], %(marks)s::bigint[], %(snapshots)s::text[])
+         AS a (shard, mark, snapshot)
+),
+present AS MATERIALIZED (
+    SELECT pg_current_snapshot() AS snapshot
+),
+candidate AS MATERIALIZED (
+    SELECT a.shard, c.id, c.tid, c.size_bytes
+    FROM asked a CROSS JOIN LATERAL (
+        (SELECT o.id, o.ctid AS tid, o.size_bytes
+         FROM tidegate.outbox o
+         WHERE o.shard = a.shard AND o.id > a.mark
+         ORDER BY o.id LIMIT %(limit_rows)s)
+        UNION ALL
+        -- Those still under way have nothing visible, however many rows they have written.
+        (SELECT o.id, o.ctid, o.size_bytes
+         FROM pg_snapshot_xip(a.snapshot) AS x (txid)
+         JOIN tidegate.outbox o ON o.shard = a.shard AND o.txid = x.txid AND o.id <= a.mark
+         WHERE pg_visible_in_snapshot(x.txid, (SELECT snapshot FROM present)))
+        UNION ALL
+        (SELECT o.id, o.ctid, o.size_bytes
+         FROM tidegate.outbox o
+         WHERE o.shard = a.shard AND o.txid >= pg_snapshot_xmax(a.snapshot) AND o.id <= a.mark)
+        ORDER BY id LIMIT %(limit_rows)s
+    ) c
+),
+picked AS MATERIALIZED (
+    SELECT shard, id, tid
+    FROM (SELECT shard, id, tid,
+                 sum(size_bytes) OVER (PARTITION BY shard ORDER BY id) - size_bytes AS bytes_before
+          FROM candidate) c
+    WHERE bytes_before < %(limit_bytes)s
+),
+-- Only rows that are really deleted get a position: if somebody else removed one, there is no hole.
+taken AS (
+    DELETE FROM tidegate.outbox
+    WHERE ctid = ANY (ARRAY(SELECT tid FROM picked))
+    RETURNING id, shard, tenant, room, payload, payload_bin, tags, size_bytes, txid, created_at
+),
+-- Positions are counted down from the new heads, which the numbers in reverse order allow.
+ranked AS (
+    SELECT *,
+           row_number() OVER (PARTITION BY shard ORDER BY id DESC) - 1 AS before_shard_head,
+           row_number() OVER (PARTITION BY tenant, room ORDER BY id DESC) - 1 AS before_room_head
+    FROM taken
+),
+room_head AS (
+    INSERT INTO tidegate.room AS r (tenant, name, shard, head)
+    SELECT tenant, room, min(shard), count(*) FROM taken GROUP BY tenant, room
+    ON CONFLICT (tenant, name) DO UPDATE SET head = r.head + excluded.head
+    RETURNING r.tenant, r.name, r.head
+),
+shard_head AS (
+    UPDATE tidegate.shard s SET head = s.head + n.messages
+    FROM (SELECT shard, count(*) AS messages FROM taken GROUP BY shard) n
+    WHERE s.id = n.shard
+    RETURNING s.id, s.head
+),
+logged AS (
+    INSERT INTO tidegate.message (shard, seq, tenant, room, "offset", batch, txid, tags, payload,
+                                  payload_bin, size_bytes, created_at, sequenced_at)
+    SELECT t.shard, s.head - t.before_shard_head, t.tenant, t.room, r.head - t.before_room_head,
+           %(batch)s, t.txid, t.tags, t.payload, t.payload_bin, t.size_bytes, t.created_at,
+           statement_timestamp()
+    FROM ranked t
+    JOIN shard_head s ON s.id = t.shard
+    JOIN room_head r ON r.tenant = t.tenant AND r.name = t.room
+    RETURNING *
+)
+SELECT {columns}, NULL AS epoch, NULL AS snapshot, NULL AS last_id, NULL AS emptied
+FROM logged
+UNION ALL
+-- One row for each shard, also if nothing was taken: what to remember.
+SELECT a.shard, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       (SELECT epoch FROM tidegate.meta), (SELECT snapshot FROM present)::text, p.last_id,
+       coalesce(c.messages, 0) < %(limit_rows)s AND coalesce(c.messages = p.messages, true)
+FROM asked a
+LEFT JOIN (SELECT shard, count(*) AS messages FROM candidate GROUP BY shard) c USING (shard)
+LEFT JOIN (SELECT shard, count(*) AS messages, max(id) AS last_id FROM picked GROUP BY shard) p
+     USING (shard)
