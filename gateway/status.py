@@ -1,0 +1,210 @@
+"""How an installation stands: shards, lag, relays, gateways; for ``tidegate status``."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar, cast
+
+from redis.asyncio import Redis
+
+from gateway import faults
+from outbox import database, keys, streams
+from outbox.lease import LeaseTable, read_leases
+from outbox.overview import Overview, overview
+
+TIMEOUT_S: Final = 10.0
+"""How long each of the two stores may take."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """What Redis says."""
+
+    epoch: str | None
+    last_ids: dict[int, int]
+    leases: LeaseTable
+    gateways: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard on its way from the outbox to the gateways."""
+
+    shard: int
+    head: int | None
+    """The last seq in the log; None if Postgres is out of reach."""
+    last: int | None
+    """The last seq on the bus; None if Redis is out of reach."""
+    lag: int | None
+    """Messages in the log that are not on the bus; negative: Postgres lost commits."""
+    waiting: int | None
+    """Committed rows in the outbox."""
+    oldest_s: float | None
+    relay: str | None
+    """Id of the relay that holds the shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStatus:
+    """One gateway worker as it last reported itself."""
+
+    id: str
+    host: str
+    port: int
+    connections: int
+    subscriptions: int
+    shards: int
+    """How many shards it reads."""
+    lag: int | None
+    """Messages on the bus that it has not taken yet, over its shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything; ``problems`` is empty if all is well."""
+
+    problems: tuple[str, ...]
+    epoch: str | None
+    waiting: int | None
+    """Committed rows in the outbox, all shards."""
+    oldest_s: float | None
+    """Age of the oldest of them in seconds."""
+    shards: tuple[ShardStatus, ...]
+    relays: tuple[str, ...]
+    gateways: tuple[GatewayStatus, ...]
+
+    def json(self) -> str:
+        """One JSON object with the fields of this class."""
+        return json.dumps({"ok": not self.problems, **asdict(self)}, indent=2)
+
+
+async def read_status(postgres_dsn: str, redis_url: str) -> Status:
+    """Ask both stores. What is out of reach becomes a problem, not an error."""
+    log = await _ask("Postgres", lambda: _read_log(postgres_dsn))
+    shards = None if isinstance(log, str) else range(log.layout.shards)
+    bus = await _ask("Redis", lambda: _read_bus(redis_url, shards))
+    if not isinstance(log, str):
+        # Once more: the heads are then younger than the bus, and a bus that is ahead of its head
+        # is proof of lost commits instead of bad timing.
+        log = await _ask("Postgres", lambda: _read_log(postgres_dsn))
+    return judge(log, bus)
+
+
+def judge(log: Overview | str, bus: Bus | str) -> Status:
+    """The whole from the two halves, of which each may be the reason why it is missing."""
+    problems = [half for half in (log, bus) if isinstance(half, str)]
+    heads = {} if isinstance(log, str) else log.shards
+    last_ids = {} if isinstance(bus, str) else bus.last_ids
+    same_epoch = True
+    if not isinstance(bus, str):
+        if bus.epoch is None:
+            problems.append(
+                "Redis has no epoch: no relay has written one yet, start `tidegate relay`"
+            )
+        elif not isinstance(log, str) and log.layout.epoch != bus.epoch:
+            same_epoch = False
+            problems.append(
+                f"Redis has epoch {bus.epoch}, Postgres {log.layout.epoch}: "
+                "a relay that reaches both must run"
+            )
+        problems += _relay_problems(bus.leases, heads)
+    shards = []
+    for shard in sorted(heads.keys() | last_ids.keys()):
+        in_log = heads.get(shard)
+        last = last_ids.get(shard) if same_epoch else None
+        lag = None if in_log is None or last is None else in_log.head - last
+        if lag is not None and lag < 0:
+            problems.append(
+                f"shard {shard}: the bus is {-lag} messages ahead of the log: Postgres lost commits"
+            )
+        shards.append(
+            ShardStatus(
+                shard,
+                in_log.head if in_log else None,
+                last,
+                lag,
+                in_log.waiting if in_log else None,
+                in_log.oldest_s if in_log else None,
+                None if isinstance(bus, str) else bus.leases.holders.get(shard),
+            )
+        )
+    ages = [s.oldest_s for s in shards if s.oldest_s is not None]
+    return Status(
+        problems=tuple(problems),
+        epoch=log.layout.epoch if not isinstance(log, str) else None,
+        waiting=None if isinstance(log, str) else sum(s.waiting for s in heads.values()),
+        oldest_s=max(ages, default=None),
+        shards=tuple(shards),
+        relays=() if isinstance(bus, str) else bus.leases.relays,
+        gateways=() if isinstance(bus, str) else tuple(_gateway(g, last_ids) for g in bus.gateways),
+    )
+
+
+def _relay_problems(leases: LeaseTable, shards: Mapping[int, object]) -> list[str]:
+    if not leases.relays:
+        return ["no relay is running: messages wait in the outbox, start `tidegate relay`"]
+    orphans = sorted(shards.keys() - leases.holders.keys())
+    if not orphans:
+        return []
+    named = ", ".join(map(str, orphans[:8])) + (", …" if len(orphans) > 8 else "")
+    return [f"no relay holds shards {named}: normal for some seconds while relays come and go"]
+
+
+def _gateway(reported: Mapping[str, Any], last_ids: Mapping[int, int]) -> GatewayStatus:
+    positions = {int(shard): int(seq) for shard, seq in reported.get("positions", {}).items()}
+    behind = [last_ids[s] - seq for s, seq in positions.items() if s in last_ids]
+    return GatewayStatus(
+        id=str(reported.get("id", "?")),
+        host=str(reported.get("host", "?")),
+        port=int(reported.get("port", 0)),
+        connections=int(reported.get("connections", 0)),
+        subscriptions=int(reported.get("subscriptions", 0)),
+        shards=len(positions),
+        lag=sum(max(0, lag) for lag in behind) if behind else None,
+    )
+
+
+async def _ask(store: str, read: Callable[[], Awaitable[T]]) -> T | str:
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await read()
+    except TimeoutError:
+        return f"{store}: no answer within {TIMEOUT_S:g} s"
+    except Exception as error:
+        explained = faults.explain(error)
+        if explained is None:
+            raise
+        line = explained[1][0]
+        return line if line.startswith(store) else f"{store}: {line}"
+
+
+async def _read_log(dsn: str) -> Overview:
+    connection = await database.connect(dsn, application_name="tidegate-status")
+    async with connection:
+        return await overview(connection)
+
+
+async def _read_bus(url: str, shards: Iterable[int] | None) -> Bus:
+    client = streams.connect(url, max_connections=2)
+    try:
+        bus = streams.Streams(client)
+        epoch = await bus.epoch()
+        leases = await read_leases(client)
+        # Without Postgres nobody says how many shards there are: the leases name those in use.
+        asked = sorted(leases.holders if shards is None else shards)
+        last_ids = {} if epoch is None else await bus.last_ids(epoch, asked)
+        return Bus(epoch, last_ids, leases, await _gateways(client))
+    finally:
+        await client.aclose()
+
+
+async def _gateways(client: Redis) -> tuple[dict[str, Any], ...]:
+    seconds, micros = await client.time()
+    now_ms = seconds * 1000 + micros // 1000
+    raw = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.GATEWAYS))
+    reported = (json.loads(value) for value in raw.values())
+    alive = [entry for entry in reported if entry.get("expires_ms", 0) > now_ms]
+    return tuple(sorted(alive, key=lambda entry: str(entry.get("id"))))
