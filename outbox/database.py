@@ -122,17 +122,17 @@ async def reached() -> AsyncIterator[None]:
     """Around the use of a pool, for callers that do not know the driver.
 
     Raises:
-        Unreachable: Postgres did not answer, or ended what was under way; whether it was committed
+        PostgresUnavailable: Postgres did not answer, or ended what was under way; whether it was committed
             is not known.
     """
     try:
         yield
     except PoolClosed:
-        raise Unreachable("the connections to Postgres are closed") from None
+        raise PostgresUnavailable("the connections to Postgres are closed") from None
     except (PoolTimeout, TimeoutError):
-        raise Unreachable("Postgres does not answer in time") from None
+        raise PostgresUnavailable("Postgres does not answer in time") from None
     except psycopg.OperationalError as error:
-        raise Unreachable(f"Postgres: {first_line(error)}") from error
+        raise PostgresUnavailable(f"Postgres: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -158,7 +158,7 @@ async def open_pool(
 
     Raises:
         UnsupportedServer: as ``connect``.
-        Unreachable: there is no way to the server.
+        PostgresUnavailable: there is no way to the server.
     """
     async with reached():
         trial = await connect(conninfo, application_name=application_name)

@@ -19,3 +19,7 @@ class EpochChanged(OutboxError):
 
 class Fork(OutboxError):
     """Redis holds messages that Postgres does not have: Postgres lost delivered commits."""
+
+
+class PostgresUnavailable(OutboxError):
+    """Postgres did not answer, or not in time; trying again is right."""

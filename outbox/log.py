@@ -69,7 +69,7 @@ class LogPage:
 class Log:
     """The log, read through a pool.
 
-    Every method raises Unreachable if there is no answer within ``timeout_s``.
+    Every method raises PostgresUnavailable if there is no answer within ``timeout_s``.
     """
 
     def __init__(self, pool: Pool, timeout_s: float = TIMEOUT_S) -> None:
