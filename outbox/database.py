@@ -122,7 +122,7 @@ async def reached() -> AsyncIterator[None]:
     """Around the use of a pool, for callers that do not know the driver.
 
     Raises:
-        PostgresUnavailable: Postgres did not answer, or ended what was under way; whether it was committed
+        PostgresUnavailable: no answer, or an end to what was under way; whether it was committed
             is not known.
     """
     try:
