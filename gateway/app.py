@@ -1,0 +1,86 @@
+"""The Starlette application: the WebSocket endpoint, the HTTP API, the probes."""
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from gateway import codes
+from gateway.api import publish
+from gateway.origins import origin_allowed
+from gateway.server import socket_of
+from gateway.worker import Worker
+
+
+def application(worker: Worker) -> Starlette:
+    """The routes of a worker; its life is the server's business."""
+    app = Starlette(
+        routes=[
+            WebSocketRoute("/connection/websocket", websocket),
+            Route("/api/publish", publish, methods=["POST"]),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+        ]
+    )
+    app.state.worker = worker
+    return app
+
+
+async def websocket(websocket: WebSocket) -> None:
+    """One client: handshake here, then frames to the connection until the socket is gone."""
+    worker: Worker = websocket.app.state.worker
+    headers = websocket.headers
+    if worker.draining:
+        await websocket.send_denial_response(
+            PlainTextResponse("this gateway is shutting down, try another\n", 503)
+        )
+        return
+    if not origin_allowed(
+        headers.get("origin"), headers.get("host", ""), worker.settings.allowed_origins
+    ):
+        await websocket.send_denial_response(
+            PlainTextResponse("this origin is not in TIDEGATE_ALLOWED_ORIGINS\n", 403)
+        )
+        return
+    await websocket.accept()
+    socket = socket_of(websocket.scope)
+    connection = worker.connect(socket)
+    socket.listen(connection)
+    try:
+        while True:
+            message = await websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            if text is None:
+                # Binary frames belong to protocols that were not negotiated.
+                connection.close(codes.BAD_FRAME)
+                continue
+            connection.received(text)
+            # A peer that sends and does not read is not read from either.
+            await socket.room_to_write()
+    except WebSocketDisconnect:
+        return
+    finally:
+        worker.disconnect(connection)
+
+
+async def healthz(request: Request) -> Response:
+    """Alive: the event loop answers and no background task has died. Asks no store: an outage of
+    Redis must not restart the fleet."""
+    worker: Worker = request.app.state.worker
+    if worker.failed.done():
+        return PlainTextResponse("a background task has died\n", 500)
+    return PlainTextResponse("ok\n")
+
+
+async def readyz(request: Request) -> Response:
+    """Ready for new clients."""
+    worker: Worker = request.app.state.worker
+    state = {
+        "ready": worker.ready,
+        "draining": worker.draining,
+        "consuming": worker.consumer.connected,
+    }
+    return JSONResponse(state, 200 if worker.ready else 503)

@@ -1,0 +1,244 @@
+"""What a room's past is, from the nearest place that knows it for certain.
+
+Three tiers: the room's ring in this process, its replay stream in Redis, the log in Postgres. Every
+answer of a store carries its epoch and the seq it is true for. The worker has delivered its shard up
+to a position; an answer that is true for an earlier seq may lack messages that the worker will not
+see again, so it cannot say where a room's head is. Only the log may say that something is lost.
+
+Equal reads that are under way are shared; one that began before the reader attached may be too old
+for it, which its seq shows, and the reader then reads anew.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from redis.exceptions import RedisError
+
+from gateway.commands import Since
+from gateway.hub import Hub
+from gateway.room import Key, Room
+from outbox.errors import OutboxError
+from outbox.log import Log
+from outbox.message import Message
+from outbox.streams import Streams
+
+
+class Unavailable(Exception):
+    """The answer cannot be had now; the message says why. Trying again is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages right after the offset that was asked for, dense; empty at the head."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Not every message after the offset exists any more, or the offset never did."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageLimits:
+    """How much one read brings."""
+
+    messages: int
+    message_bytes: int
+    timeout_s: float
+
+
+class _Answer(Protocol):
+    @property
+    def epoch(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+
+
+A = TypeVar("A", bound=_Answer)
+
+
+class History:
+    """Reads for the rooms of one hub. ``epoch`` gives the worker's epoch, ``suspect`` is called
+    when a store contradicts it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        streams: Streams,
+        log: Log,
+        limits: PageLimits,
+        epoch: Callable[[], str],
+        suspect: Callable[[], None],
+    ) -> None:
+        self._hub = hub
+        self._streams = streams
+        self._log = log
+        self._limits = limits
+        self._epoch = epoch
+        self._suspect = suspect
+        self._under_way: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
+
+    async def head(self, room: Room) -> int:
+        """The room's head as this worker knows it; afterwards ``room.top`` is set."""
+        outcome = await self._read(room, 0, 0) if room.top is None else None
+        if room.top is not None:
+            return room.top
+        # Deliveries were forgotten while the read was under way: its answer proves nothing now.
+        raise Unavailable(f"the position of the room moved during the read ({outcome})")
+
+    async def read(self, room: Room, after: int) -> Page | Lost:
+        """The messages after an offset: at least one unless the offset is the head.
+
+        Raises:
+            Unavailable: no store could answer in time.
+        """
+        known = room.after(after)
+        if known is not None:
+            return Page(self._first(known))
+        return await self._read(room, after, self._limits.messages)
+
+    async def past(
+        self, key: Key, shard: int, since: Since | None, limit: int, reverse: bool
+    ) -> tuple[str, int, tuple[Message, ...]] | Lost:
+        """For the ``history`` command: epoch, head, and at most ``limit`` messages.
+
+        Forward: those after ``since`` (else the oldest retained); reverse: those before ``since``
+        (else the newest), newest first. Always from the log, which is true for all rooms.
+        """
+        tenant, name = key
+        size_bytes = self._limits.message_bytes
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                if reverse and since is None:
+                    page = await self._log.latest(tenant, name, shard, limit)
+                elif reverse and since is not None:
+                    first = max(0, since.offset - 1 - limit)
+                    limit = min(limit, max(0, since.offset - 1))
+                    page = await self._log.page(tenant, name, shard, first, limit, size_bytes)
+                elif since is not None:
+                    page = await self._log.page(
+                        tenant, name, shard, since.offset, limit, size_bytes
+                    )
+                else:
+                    page = await self._log.page(tenant, name, shard, 0, 0, size_bytes)
+                    if limit and page.first <= page.head:
+                        page = await self._log.page(
+                            tenant, name, shard, page.first - 1, limit, size_bytes
+                        )
+        except TimeoutError:
+            raise Unavailable("the log did not answer in time") from None
+        if since is not None and (since.epoch not in ("", page.epoch) or since.offset > page.head):
+            return Lost(page.head)
+        messages = page.messages[::-1] if reverse else page.messages
+        return page.epoch, page.head, tuple(messages)
+
+    def _first(self, messages: list[Message]) -> tuple[Message, ...]:
+        page: list[Message] = []
+        room_bytes = self._limits.message_bytes
+        for message in messages[: self._limits.messages]:
+            room_bytes -= len(message.payload)
+            if page and room_bytes < 0:
+                break
+            page.append(message)
+        return tuple(page)
+
+    async def _read(self, room: Room, after: int, limit: int) -> Page | Lost:
+        epoch = self._epoch()
+        floor = self._hub.positions.get(room.shard)
+        if floor is None:
+            raise Unavailable("the shard is not being read")
+        generation = room.generation
+        tenant, name = room.key
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                found = await self._from_stream(room, epoch, floor, generation, after, limit)
+                if found is not None:
+                    return found
+                page = await self._shared(
+                    ("log", epoch, room.key, after, limit),
+                    floor,
+                    lambda: self._log.page(
+                        tenant, name, room.shard, after, limit, self._limits.message_bytes
+                    ),
+                )
+        except TimeoutError:
+            raise Unavailable("no store answered in time") from None
+        except OutboxError as error:
+            raise Unavailable(str(error)) from error
+        if page.epoch != epoch or page.seq < floor:
+            self._suspect()
+            raise Unavailable("the log has another history than the streams")
+        if self._epoch() != epoch:
+            raise Unavailable("the epoch changed during the read")
+        room.anchor(page.head, generation)
+        if limit == 0 or after == page.head:
+            return Page(())
+        if page.messages and page.messages[0].offset == after + 1:
+            return Page(page.messages)
+        return Lost(page.head)
+
+    async def _from_stream(
+        self, room: Room, epoch: str, floor: int, generation: int, after: int, limit: int
+    ) -> Page | None:
+        try:
+            replay = await self._shared(
+                ("stream", epoch, room.key, after, limit),
+                floor,
+                lambda: self._replay(epoch, room, after, limit),
+            )
+        except (_NoReplay, RedisError, OSError):
+            return None
+        if self._epoch() != epoch:
+            raise Unavailable("the epoch changed during the read")
+        if replay.seq < floor:
+            return None
+        if room.top is not None and replay.top < room.top:
+            return None  # shorter than what this worker has delivered: a part of it was lost
+        if limit == 0 or after == replay.top:
+            room.anchor(replay.top, generation)
+            return Page(())
+        if replay.messages and replay.messages[0].offset == after + 1:
+            room.anchor(replay.top, generation)
+            return Page(replay.messages)
+        return None
+
+    async def _replay(self, epoch: str, room: Room, after: int, limit: int) -> Any:
+        tenant, name = room.key
+        replay = await self._streams.replay(
+            epoch, room.shard, tenant, name, after, limit, self._limits.message_bytes
+        )
+        if replay is None:
+            raise _NoReplay
+        return replay
+
+    async def _shared(
+        self, key: tuple[Any, ...], floor: int, read: Callable[[], Awaitable[A]]
+    ) -> A:
+        task = self._under_way.get(key)
+        if task is not None:
+            answer: A = await asyncio.shield(task)
+            if answer.seq >= floor:
+                return answer
+        task = asyncio.ensure_future(_awaited(read()))
+        self._under_way[key] = task
+        task.add_done_callback(lambda done: self._finish(key, done))
+        return await asyncio.shield(task)
+
+    def _finish(self, key: tuple[Any, ...], task: "asyncio.Task[Any]") -> None:
+        if self._under_way.get(key) is task:
+            del self._under_way[key]
+        if not task.cancelled():
+            task.exception()  # those who wait have it; with none left it would be reported as lost
+
+
+class _NoReplay(Exception):
+    """The replay stream cannot answer."""
+
+
+async def _awaited(awaitable: Awaitable[A]) -> A:
+    return await awaitable

@@ -1,0 +1,91 @@
+"""The hub: all rooms of one worker, and the point up to which it has read each shard.
+
+Pure and synchronous. ``deliver`` is the hot path: no await, lock or log; a message is encoded once
+for each client protocol and the same bytes are written to every live subscription.
+"""
+
+from collections.abc import Iterator
+
+from gateway.room import Key, Room
+from outbox.message import Message
+from outbox.sharding import shard_of
+
+
+class Hub:
+    """``shards`` and ``spread`` are those of the database (``tidegate.meta``)."""
+
+    __slots__ = ("_ring_bytes", "_ring_messages", "_shards", "_spread", "positions", "rooms")
+
+    def __init__(self, shards: int, spread: int, ring_messages: int, ring_bytes: int) -> None:
+        self.rooms: dict[Key, Room] = {}
+        self.positions: dict[int, int] = {}
+        """Shard → seq up to which everything was delivered; only shards that are read."""
+        self._shards = shards
+        self._spread = spread
+        self._ring_messages = ring_messages
+        self._ring_bytes = ring_bytes
+
+    def shard(self, key: Key) -> int:
+        """The shard that carries the room."""
+        return shard_of(key[0], key[1], self._shards, self._spread)
+
+    def open(self, key: Key) -> Room:
+        """The room, made if it is new. Its shard must be one that is read."""
+        room = self.rooms.get(key)
+        if room is None:
+            room = self.rooms[key] = Room(
+                key, self.shard(key), self._ring_messages, self._ring_bytes
+            )
+        room.empty_since = None
+        return room
+
+    def deliver(self, shard: int, messages: list[Message]) -> Iterator[None]:
+        """Deliver messages of a shard that follow its position without a hole, in order of seq.
+
+        A generator, see ``Room.deliver``. The position moves when it is exhausted: until then
+        it is a lower bound of what was delivered, which is what those who join rely on.
+        """
+        rooms = self.rooms
+        batches: dict[Room, list[Message]] = {}
+        for message in messages:
+            room = rooms.get((message.tenant, message.room))
+            if room is not None:
+                batch = batches.get(room)
+                if batch is None:
+                    batches[room] = [message]
+                else:
+                    batch.append(message)
+        for room, batch in batches.items():
+            yield from room.deliver(batch)
+        if shard in self.positions:
+            self.positions[shard] = messages[-1].seq
+
+    def lose(self, shard: int, position: int) -> None:
+        """Messages of the shard up to ``position`` cannot be had any more: each room must ask the
+        log where it stands, which tells those who missed something."""
+        for room in self.rooms.values():
+            if room.shard == shard:
+                room.forget()
+        self.positions[shard] = position
+
+    def restart(self) -> list[Room]:
+        """The epoch changed: forget every position. Returns the rooms, whose subscribers must be
+        told to subscribe again."""
+        rooms = list(self.rooms.values())
+        self.rooms.clear()
+        self.positions.clear()
+        return rooms
+
+    def sweep(self, now: float, linger_s: float) -> set[int]:
+        """Drop rooms that have been empty for ``linger_s``; returns shards nobody needs any more.
+
+        Rooms linger since those who lose a connection come back within seconds.
+        """
+        for key, room in list(self.rooms.items()):
+            if room.occupied:
+                room.empty_since = None
+            elif room.empty_since is None:
+                room.empty_since = now
+            elif now - room.empty_since >= linger_s:
+                del self.rooms[key]
+        return set(self.positions) - {room.shard for room in self.rooms.values()}

@@ -1,0 +1,1 @@
+"""Client protocols: frames in and out, over the one vocabulary of ``gateway.commands``."""

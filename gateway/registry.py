@@ -1,0 +1,96 @@
+"""The registry: which workers are alive, and what each of them does.
+
+Each worker writes a line about itself into one hash in Redis, again and again; a line that was not
+renewed is out of date. ``tidegate status`` reads it, and the consumer groups of workers without a
+line are removed: a worker that was killed cannot do so itself.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+import structlog
+from redis.exceptions import RedisError
+
+from outbox import keys
+from outbox.streams import Streams
+
+RENEW_S = 2.0
+LEASE_S = 15.0
+REAP_EVERY = 5
+"""Renewals between two looks for groups of vanished workers."""
+
+log = structlog.get_logger(__name__)
+
+
+class Registry:
+    """The line of one worker. ``describe`` gives what it says; shards are those it reads."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        worker: str,
+        describe: Callable[[], dict[str, Any]],
+        epoch: Callable[[], str],
+        shards: Callable[[], list[int]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._streams = streams
+        self._worker = worker
+        self._describe = describe
+        self._epoch = epoch
+        self._shards = shards
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Renew the line until cancelled. Redis may be away for any time."""
+        rounds = 0
+        while True:
+            try:
+                await self.renew()
+                if rounds % REAP_EVERY == 0:
+                    await self.reap()
+                rounds += 1
+            except (RedisError, OSError) as error:
+                log.debug("registry not reached", error=type(error).__name__)
+            await asyncio.sleep(RENEW_S)
+
+    async def renew(self) -> None:
+        """Write this worker's line."""
+        expires_ms = int((self._clock() + LEASE_S) * 1000)
+        line = json.dumps({"id": self._worker, **self._describe(), "expires_ms": expires_ms})
+        await cast(Any, self._streams.client).hset(keys.GATEWAYS, self._worker, line)
+
+    async def reap(self) -> None:
+        """Remove lines that are out of date, and the groups of workers without a line."""
+        client = cast(Any, self._streams.client)
+        lines: dict[bytes, bytes] = await client.hgetall(keys.GATEWAYS)
+        now_ms = self._clock() * 1000
+        dead = [worker for worker, line in lines.items() if _expired(line, now_ms)]
+        if dead:
+            await client.hdel(keys.GATEWAYS, *dead)
+        alive = set(lines) - set(dead) | {self._worker.encode()}
+        for shard in self._shards():
+            bus = keys.bus(self._epoch(), shard)
+            if not await client.exists(bus):
+                continue
+            for group in await client.xinfo_groups(bus):
+                name: bytes = group["name"]
+                if name.rpartition(b":")[0] not in alive:
+                    await client.xgroup_destroy(bus, name)
+                    log.info("group of a vanished worker removed", group=name.decode(), shard=shard)
+
+    async def leave(self) -> None:
+        """Remove this worker's line; called once at the end."""
+        try:
+            await cast(Any, self._streams.client).hdel(keys.GATEWAYS, self._worker)
+        except (RedisError, OSError) as error:
+            log.debug("registry not reached", error=type(error).__name__)
+
+
+def _expired(line: bytes, now_ms: float) -> bool:
+    try:
+        return bool(json.loads(line)["expires_ms"] < now_ms)
+    except (ValueError, KeyError, TypeError):
+        return True

@@ -1,0 +1,253 @@
+"""A room as one worker sees it: its head, its recent messages, its subscriptions.
+
+Pure: no I/O and no clock. The invariants that delivery rests on:
+
+* ``top`` is the offset up to which this worker knows the room, or None if it does not know yet.
+* ``ring`` holds the newest messages up to ``top`` without a hole (it may be empty).
+* A *live* subscription has been given everything up to ``top`` (while a large room is written to in
+  slices, those still in ``_pending`` stand at ``_pending_from``). Its own ``offset`` is stale.
+* A subscription that is not live has been given everything up to its ``offset`` and gets the rest
+  by replay. It becomes live only in the moment in which its ``offset`` equals ``top``.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from gateway.protocols.base import ClientProtocol
+from outbox.message import Message
+
+Key: TypeAlias = tuple[str, str]
+"""Tenant and room name."""
+
+FRAME_MAX_BYTES = 65_536
+"""Publications of one read are joined in a frame up to about this size."""
+SLICE = 500
+"""Subscriptions written to before the event loop gets its turn."""
+
+
+class Subscription:
+    """A session's place in a room."""
+
+    __slots__ = ("live", "offset", "protocol", "room", "wake", "write")
+
+    def __init__(
+        self,
+        room: "Room",
+        protocol: ClientProtocol,
+        write: Callable[[bytes], object],
+        wake: Callable[["Subscription"], None],
+    ) -> None:
+        self.room = room
+        self.protocol = protocol
+        self.write = write
+        """Takes a finished WebSocket frame; must not raise and not wait."""
+        self.wake = wake
+        """Called when this subscription must be caught up by replay."""
+        self.offset = 0
+        self.live = False
+
+
+class Room:
+    """One room's state. ``ring_messages`` and ``ring_bytes`` bound what the ring keeps."""
+
+    __slots__ = (
+        "_pending",
+        "_pending_from",
+        "_ring_bytes",
+        "_ring_bytes_max",
+        "_waiting",
+        "empty_since",
+        "generation",
+        "key",
+        "live",
+        "others",
+        "ring",
+        "shard",
+        "top",
+    )
+
+    def __init__(self, key: Key, shard: int, ring_messages: int, ring_bytes: int) -> None:
+        self.key = key
+        self.shard = shard
+        self.top: int | None = None
+        self.ring: deque[Message] = deque(maxlen=ring_messages)
+        self.live: dict[ClientProtocol, dict[Subscription, None]] = {}
+        self.others: set[Subscription] = set()
+        """Subscriptions that are being caught up."""
+        self.empty_since: float | None = None
+        self.generation = 0
+        """Counts how often the room was forgotten."""
+        self._waiting: set[Subscription] = set()
+        self._ring_bytes = 0
+        self._ring_bytes_max = ring_bytes
+        self._pending: dict[Subscription, None] | None = None
+        self._pending_from = 0
+
+    @property
+    def occupied(self) -> bool:
+        """Whether anyone is in the room."""
+        return bool(self.others) or any(self.live.values())
+
+    def subscriptions(self) -> list[Subscription]:
+        """Everyone in the room."""
+        return [*self.others, *(s for of_protocol in self.live.values() for s in of_protocol)]
+
+    # Coming, going, catching up
+
+    def join(self, subscription: Subscription) -> None:
+        """Enter the room; nothing is written until ``go_live``."""
+        self.others.add(subscription)
+
+    def leave(self, subscription: Subscription) -> None:
+        """Leave the room, whatever the state."""
+        if subscription.live:
+            self.fall_behind(subscription)
+        self.others.discard(subscription)
+        self._waiting.discard(subscription)
+
+    def go_live(self, subscription: Subscription) -> bool:
+        """Hand over to live delivery if the subscription has all there is; else False."""
+        if subscription.live:
+            return True
+        if self.top is None or subscription.offset != self.top or subscription not in self.others:
+            return False
+        self.others.remove(subscription)
+        self.live.setdefault(subscription.protocol, {})[subscription] = None
+        subscription.live = True
+        return True
+
+    def fall_behind(self, subscription: Subscription) -> None:
+        """Stop writing to a live subscription and note up to where it was given messages."""
+        if not subscription.live:
+            return
+        assert self.top is not None
+        subscription.live = False
+        del self.live[subscription.protocol][subscription]
+        self.others.add(subscription)
+        subscription.offset = self.top
+        if self._pending is not None and subscription in self._pending:
+            del self._pending[subscription]
+            subscription.offset = self._pending_from
+
+    def await_offset(self, subscription: Subscription) -> None:
+        """The subscription stands ahead of ``top``: it is woken when the room has come as far."""
+        self._waiting.add(subscription)
+
+    def anchor(self, head: int, generation: int) -> None:
+        """The room's head, from a store that is not behind this worker.
+
+        Does nothing once the room is known (deliveries know better), nor if it was forgotten since
+        the reading began at ``generation``: what was delivered in between could lie beyond it.
+        """
+        if self.top is None and generation == self.generation:
+            self.top = head
+
+    def forget(self) -> None:
+        """This worker may have missed messages: trust nothing, replay everyone."""
+        for of_protocol in list(self.live.values()):
+            for subscription in list(of_protocol):
+                self.fall_behind(subscription)
+        self.generation += 1
+        self.top = None
+        self.ring.clear()
+        self._ring_bytes = 0
+        self._waiting.clear()
+        for subscription in list(self.others):
+            subscription.wake(subscription)
+
+    def after(self, offset: int) -> list[Message] | None:
+        """The messages after ``offset``, oldest first, if the ring holds all of them."""
+        if self.top is None or offset > self.top:
+            return None
+        missing = self.top - offset
+        if missing == 0:
+            return []
+        if missing > len(self.ring):
+            return None
+        held = len(self.ring)
+        return [self.ring[i] for i in range(held - missing, held)]
+
+    # Delivery
+
+    def deliver(self, messages: list[Message]) -> Iterator[None]:
+        """Take messages in order and write them to the live subscriptions.
+
+        A generator: between two slices of a large room it yields, so that the driver can let the
+        event loop run. It must be exhausted before this room's next call.
+        """
+        if self.top is not None:
+            if messages[0].offset <= self.top:
+                # Read again after a reconnect, or already known from a store.
+                messages = [m for m in messages if m.offset > self.top]
+                if not messages:
+                    return
+            if messages[0].offset != self.top + 1:
+                self.forget()
+        before = messages[0].offset - 1
+        self.top = messages[-1].offset
+        self._keep(messages)
+        if self._waiting:
+            self._wake_waiting()
+        for protocol, subscriptions in self.live.items():
+            if not subscriptions:
+                continue
+            frames = encode(protocol, self.key[1], messages)
+            if len(subscriptions) <= SLICE:
+                for subscription in list(subscriptions):
+                    subscription.write(frames)
+            else:
+                yield from self._deliver_in_slices(subscriptions, frames, before)
+
+    def _deliver_in_slices(
+        self, subscriptions: dict[Subscription, None], frames: bytes, before: int
+    ) -> Iterator[None]:
+        self._pending = pending = dict(subscriptions)
+        self._pending_from = before
+        try:
+            while pending:
+                for _ in range(min(SLICE, len(pending))):
+                    # Taken out before the write: a write that fills the buffer makes the
+                    # subscription fall behind, and it has been given this frame.
+                    subscription, _none = pending.popitem()
+                    subscription.write(frames)
+                if pending:
+                    yield
+        finally:
+            # The driver gave up between two slices: those left over get the rest by replay.
+            for subscription in list(pending):
+                self.fall_behind(subscription)
+                subscription.wake(subscription)
+            self._pending = None
+
+    def _keep(self, messages: list[Message]) -> None:
+        ring = self.ring
+        for message in messages:
+            if len(ring) == ring.maxlen and ring:
+                self._ring_bytes -= len(ring[0].payload)
+            ring.append(message)
+            self._ring_bytes += len(message.payload)
+        while self._ring_bytes > self._ring_bytes_max and ring:
+            self._ring_bytes -= len(ring.popleft().payload)
+
+    def _wake_waiting(self) -> None:
+        assert self.top is not None
+        for subscription in [s for s in self._waiting if s.offset <= self.top]:
+            self._waiting.discard(subscription)
+            subscription.wake(subscription)
+
+
+def encode(protocol: ClientProtocol, channel: str, messages: list[Message]) -> bytes:
+    """Finished WebSocket frames of the messages as pushes, joined for one write."""
+    frames: list[bytes] = []
+    parts: list[bytes] = []
+    size = 0
+    for message in messages:
+        part = protocol.deliver(channel, protocol.publication(message))
+        if parts and size + len(part) > FRAME_MAX_BYTES:
+            frames.append(protocol.frame(parts))
+            parts, size = [], 0
+        parts.append(part)
+        size += len(part)
+    frames.append(protocol.frame(parts))
+    return b"".join(frames)

@@ -1,0 +1,238 @@
+"""The worker: one gateway process' services, wired together here and nowhere else."""
+
+import asyncio
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Coroutine
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+
+from gateway import codes
+from gateway.connection import Connection, Services, Socket
+from gateway.consumer import Consumer
+from gateway.deadlines import Deadlines
+from gateway.history import History, PageLimits
+from gateway.hub import Hub
+from gateway.namespaces import Identity, Namespaces
+from gateway.protocols.centrifuge_json import CentrifugeJSON
+from gateway.registry import Registry
+from gateway.session import Limits
+from gateway.settings import Settings
+from gateway.tokens import verify
+from gateway.writer import Writer
+from outbox.database import Pool, open_pool
+from outbox.layout import layout
+from outbox.log import Log
+from outbox.names import DEFAULT_TENANT
+from outbox.streams import Streams, check, connect
+
+REQUESTS_MAX = 32
+SWEEP_S = 5.0
+DRAIN_TICK_S = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class Worker:
+    """Starts with ``start``, ends with ``drain`` and ``stop``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.id = secrets.token_hex(8)
+        self.draining = False
+        self.failed: asyncio.Future[BaseException]
+        """Set when a background task has died: the process must end."""
+        self.connections: set[Connection] = set()
+        self.services: Services
+        self.writer: Writer
+        self.consumer: Consumer
+        self._protocol = CentrifugeJSON()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pools: list[Pool] = []
+        self._streams: Streams
+        self._registry: Registry
+
+    async def start(self) -> None:
+        """Connect to the stores and begin to consume.
+
+        Raises:
+            outbox.errors.OutboxError, redis.RedisError, OSError, psycopg.Error: a store is not
+                there or not fit; the text is for the operator.
+        """
+        settings = self.settings
+        self.failed = asyncio.get_running_loop().create_future()
+        dsn = settings.postgres_dsn.get_secret_value()
+        log_pool = await open_pool(
+            dsn, 1, settings.log_pool_size, settings.log_timeout_s, application_name="tidegate-log"
+        )
+        self._pools.append(log_pool)
+        publish_pool = await open_pool(
+            dsn, 0, settings.publish_pool_size, 5.0, application_name="tidegate-publish"
+        )
+        self._pools.append(publish_pool)
+        async with log_pool.connection() as connection:
+            found = await layout(connection)
+        self._streams = Streams(connect(settings.redis_url.get_secret_value()))
+        for warning in await check(self._streams.client):
+            log.warning(warning)
+
+        hub = Hub(found.shards, found.spread, settings.room_ring_messages, settings.room_ring_bytes)
+        message_log = Log(log_pool)
+        self.consumer = Consumer(hub, self._streams, message_log, self.id, self._restart)
+        await self.consumer.start()
+        history = History(
+            hub,
+            self._streams,
+            message_log,
+            PageLimits(
+                settings.replay_page_messages, settings.replay_page_bytes, settings.log_timeout_s
+            ),
+            lambda: self.consumer.epoch,
+            self.consumer.suspect,
+        )
+        self.writer = Writer(publish_pool)
+        self.services = Services(
+            hub=hub,
+            consumer=self.consumer,
+            history=history,
+            writer=self.writer,
+            deadlines=Deadlines(time.time),
+            namespaces=Namespaces(settings.namespaces),
+            limits=Limits(
+                ping_interval_s=settings.ping_interval_s,
+                pong_timeout_s=settings.pong_timeout_s,
+                handshake_timeout_s=settings.handshake_timeout_s,
+                subscriptions_max=settings.subscriptions_per_connection_max,
+                requests_max=REQUESTS_MAX,
+            ),
+            stall_timeout_s=settings.client_stall_timeout_s,
+            version=f"tidegate {version('tidegate')}",
+            authenticate=self._authenticate,
+            clock=time.time,
+        )
+        self._registry = Registry(
+            self._streams,
+            self.id,
+            self.describe,
+            lambda: self.consumer.epoch,
+            lambda: list(hub.positions),
+            time.time,
+        )
+        await self._registry.renew()
+        self._background(self.consumer.run(), "consumer")
+        self._background(self.services.deadlines.run(), "deadlines")
+        self._background(self._registry.run(), "registry")
+        self._background(self._sweep(), "sweep")
+        log.info("gateway ready", worker=self.id, epoch=self.consumer.epoch, shards=found.shards)
+
+    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.append(task)
+        task.add_done_callback(self._died)
+
+    def _died(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled():
+            return
+        error = task.exception() or RuntimeError("ended without being told to")
+        log.error("background task died", task=task.get_name(), exc_info=error)
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    async def _sweep(self) -> None:
+        hub = self.services.hub
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for shard in hub.sweep(time.monotonic(), self.settings.room_linger_s):
+                hub.positions.pop(shard, None)
+
+    def _authenticate(self, token: str, now: float) -> Identity | None:
+        if not token:
+            if self.settings.allow_anonymous:
+                return Identity(DEFAULT_TENANT, "", None, anonymous=True)
+            return None
+        return verify(token, self.settings.token_hmac_secret.get_secret_value(), now)
+
+    def _restart(self) -> None:
+        """A new epoch: every position is void, every client subscribes again."""
+        for connection in list(self.connections):
+            connection.evict_all()
+        self.services.hub.restart()
+
+    # Connections
+
+    def connect(self, socket: Socket) -> Connection:
+        """A connection over a socket whose handshake is complete."""
+        connection = Connection(secrets.token_hex(12), socket, self._protocol, self.services)
+        self.connections.add(connection)
+        return connection
+
+    def disconnect(self, connection: Connection) -> None:
+        """The socket of the connection is gone."""
+        self.connections.discard(connection)
+        connection.closed()
+
+    def api_key_matches(self, key: str) -> bool:
+        """Compares in constant time; false if no key is configured."""
+        expected = self.settings.api_key.get_secret_value()
+        return bool(expected) and hmac.compare_digest(key.encode(), expected.encode())
+
+    # Health
+
+    @property
+    def ready(self) -> bool:
+        """Whether new clients should come here."""
+        return not self.draining and not self.failed.done() and self.consumer.connected
+
+    def describe(self) -> dict[str, Any]:
+        """What the registry says of this worker."""
+        return {
+            "host": self.settings.host,
+            "port": self.settings.port,
+            "pid": os.getpid(),
+            "connections": len(self.connections),
+            "subscriptions": sum(len(c.session.rooms) for c in self.connections),
+            "positions": {str(s): seq for s, seq in self.services.hub.positions.items()},
+            "draining": self.draining,
+        }
+
+    # End
+
+    async def drain(self) -> None:
+        """Close all connections in paced batches, within the drain time-out."""
+        self.draining = True
+        deadline = time.monotonic() + self.settings.drain_timeout_s
+        rate = max(
+            self.settings.drain_connections_per_s,
+            # Half of the time for closing, the rest for the peers to answer.
+            len(self.connections) / (self.settings.drain_timeout_s / 2),
+        )
+        log.info("draining", connections=len(self.connections), per_second=round(rate))
+        allowance = 0.0
+        waiting = list(self.connections)
+        while waiting and time.monotonic() < deadline:
+            allowance += rate * DRAIN_TICK_S
+            while waiting and allowance >= 1:
+                allowance -= 1
+                waiting.pop().close(codes.SHUTDOWN)
+            await asyncio.sleep(DRAIN_TICK_S)
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_TICK_S)
+        if self.connections:
+            log.warning("peers did not answer the close", connections=len(self.connections))
+
+    async def stop(self) -> None:
+        """End the background tasks, leave Redis, close the pools."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "_registry"):
+            await self.consumer.leave()
+            await self._registry.leave()
+        if hasattr(self, "_streams"):
+            await self._streams.client.aclose()
+        for pool in self._pools:
+            await pool.close()
