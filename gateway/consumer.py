@@ -12,7 +12,7 @@ from the log. The epoch is looked at with every read.
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from redis.asyncio.connection import AbstractConnection
@@ -116,11 +116,12 @@ class Consumer:
 
     async def _interrupt(self, shard: int) -> None:
         """Have the blocked read return so that the next one includes the shard."""
+        client = cast(Any, self._streams.client)
         attempts = 0
         while self._client_id and shard not in self._reading and attempts < 20:
             attempts += 1
             try:
-                await self._streams.client.execute_command("CLIENT", "UNBLOCK", self._client_id)
+                await client.execute_command("CLIENT", "UNBLOCK", self._client_id)
             except (RedisError, OSError):
                 return
             # The read may not have reached Redis yet, then there was nothing to unblock.
@@ -145,11 +146,11 @@ class Consumer:
         self._connections += 1
         group = f"{self._worker}:{self._connections}"
         previous = f"{self._worker}:{self._connections - 1}"
-        pool = self._streams.client.connection_pool
-        connection = pool.make_connection()
+        pool = cast(Any, self._streams.client.connection_pool)
+        connection: AbstractConnection = pool.make_connection()
         try:
             async with asyncio.timeout(ANSWER_S):
-                await connection.connect()
+                await cast(Any, connection).connect()
                 self._client_id = int(await _call(connection, "CLIENT", "ID"))
             await self._read(connection, group, previous)
         finally:
@@ -159,7 +160,7 @@ class Consumer:
 
     async def _read(self, connection: AbstractConnection, group: str, previous: str) -> None:
         joined: set[int] = set()
-        pending: tuple[dict[bytes, int], frozenset[int]] | None = None
+        pending: dict[bytes, int] | None = None
         while True:
             if pending is None:
                 await self._check_epoch(connection)
@@ -168,7 +169,7 @@ class Consumer:
                     await self._idle()
                     continue
                 pending = await self._ask(connection, group, joined)
-            streams, shards = pending
+            streams = pending
             async with asyncio.timeout(BLOCK_S + ANSWER_S):
                 epoch = await connection.read_response()
                 answer = await connection.read_response()
@@ -186,7 +187,7 @@ class Consumer:
 
     async def _ask(
         self, connection: AbstractConnection, group: str, shards: set[int]
-    ) -> tuple[dict[bytes, int], frozenset[int]]:
+    ) -> dict[bytes, int]:
         names = {keys.bus(self.epoch, shard): shard for shard in sorted(shards)}
         read: tuple[Any, ...] = (
             *("XREADGROUP", "GROUP", group, "c", "COUNT", READ_COUNT),
@@ -194,7 +195,7 @@ class Consumer:
         )
         await connection.send_packed_command(connection.pack_commands([("GET", keys.EPOCH), read]))
         self._reading = frozenset(shards)
-        return {name.encode(): shard for name, shard in names.items()}, self._reading
+        return {name.encode(): shard for name, shard in names.items()}
 
     async def _join(
         self, connection: AbstractConnection, group: str, previous: str, joined: set[int]

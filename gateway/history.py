@@ -1,9 +1,9 @@
 """What a room's past is, from the nearest place that knows it for certain.
 
 Three tiers: the room's ring in this process, its replay stream in Redis, the log in Postgres. Every
-answer of a store carries its epoch and the seq it is true for. The worker has delivered its shard up
-to a position; an answer that is true for an earlier seq may lack messages that the worker will not
-see again, so it cannot say where a room's head is. Only the log may say that something is lost.
+answer of a store carries its epoch and the seq it is true for. The worker has delivered its shard
+up to a position; an answer that is true for an earlier seq may lack messages that the worker will
+not see again, so it cannot say where a room's head is. Only the log may say that something is lost.
 
 Equal reads that are under way are shared; one that began before the reader attached may be too old
 for it, which its seq shows, and the reader then reads anew.

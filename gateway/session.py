@@ -335,7 +335,7 @@ class Session:
         return [Answer(id, reply)]
 
     def evict(self, room: str, why: UnsubscribeCode) -> list[Action]:
-        """End a subscription by the server's will; a join under way fails and may be tried again."""
+        """End a subscription by the server's will; a join under way fails for now."""
         if self.phase is Phase.CLOSED:
             return []
         joining = self._joining.pop(room, None)

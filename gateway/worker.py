@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -50,6 +51,7 @@ class Worker:
         self.services: Services
         self.writer: Writer
         self.consumer: Consumer
+        self._empty = asyncio.Event()
         self._protocol = CentrifugeJSON()
         self._tasks: list[asyncio.Task[None]] = []
         self._pools: list[Pool] = []
@@ -174,6 +176,8 @@ class Worker:
         """The socket of the connection is gone."""
         self.connections.discard(connection)
         connection.closed()
+        if not self.connections:
+            self._empty.set()
 
     def api_key_matches(self, key: str) -> bool:
         """Compares in constant time; false if no key is configured."""
@@ -219,10 +223,16 @@ class Worker:
                 allowance -= 1
                 waiting.pop().close(codes.SHUTDOWN)
             await asyncio.sleep(DRAIN_TICK_S)
-        while self.connections and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_TICK_S)
+        await self._emptied(deadline - time.monotonic())
         if self.connections:
             log.warning("peers did not answer the close", connections=len(self.connections))
+
+    async def _emptied(self, timeout_s: float) -> None:
+        self._empty.clear()
+        if self.connections and timeout_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._empty.wait()
 
     async def stop(self) -> None:
         """End the background tasks, leave Redis, close the pools."""

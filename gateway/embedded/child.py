@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
         os.setgroups([])
         os.setresgid(int(gid), int(gid), int(gid))
         os.setresuid(int(uid), int(uid), int(uid))
-    _die_with_parent(int(parent_pid), int(death_signal))
+    die_with_parent(int(parent_pid), int(death_signal))
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 
 
@@ -40,7 +40,7 @@ def _enter_user_namespace() -> None:
     _write("/proc/self/gid_map", f"{NAMESPACE_ID} {gid} 1")
 
 
-def _die_with_parent(parent_pid: int, death_signal: int) -> None:
+def die_with_parent(parent_pid: int, death_signal: int) -> None:
     """Comes last, because the kernel forgets the signal when credentials change (prctl(2))."""
     if sys.platform != "linux":
         return
