@@ -30,7 +30,7 @@ class Maintenance:
 
 
 async def maintain(connection: Connection, retention_days: int, ahead_days: int) -> Maintenance:
-    """Makes partitions for today and ``ahead_days`` more, drops those older than ``retention_days``.
+    """Makes partitions for today and ``ahead_days`` more, drops those that have expired.
 
     Any number of relays may call it. A message is kept for at least ``retention_days`` (>= 1).
 

@@ -10,6 +10,8 @@
 -- written by a transaction that was under way in it or began later. A lower id may get its
 -- transaction id late, so neither the id nor the transaction id alone would do. Looking only there
 -- keeps a batch from stepping over the dead rows that somebody's old snapshot keeps in the table.
+-- `+ 0` leaves each of the three looks exactly one index that fits it: the table is mostly empty, so
+-- the planner would have nothing to choose by.
 WITH
 asked AS MATERIALIZED (
     SELECT shard, mark, snapshot::pg_snapshot AS snapshot
@@ -28,14 +30,20 @@ candidate AS MATERIALIZED (
          ORDER BY o.id LIMIT %(limit_rows)s)
         UNION ALL
         -- Those still under way have nothing visible, however many rows they have written.
-        (SELECT o.id, o.ctid, o.size_bytes
+        (SELECT o.id, o.tid, o.size_bytes
          FROM pg_snapshot_xip(a.snapshot) AS x (txid)
-         JOIN tidegate.outbox o ON o.shard = a.shard AND o.txid = x.txid AND o.id <= a.mark
+         CROSS JOIN LATERAL (
+             SELECT o.id, o.ctid AS tid, o.size_bytes
+             FROM tidegate.outbox o
+             WHERE o.shard + 0 = a.shard AND o.txid = x.txid AND o.id + 0 <= a.mark
+             ORDER BY o.id LIMIT %(limit_rows)s
+         ) o
          WHERE pg_visible_in_snapshot(x.txid, (SELECT snapshot FROM present)))
         UNION ALL
         (SELECT o.id, o.ctid, o.size_bytes
          FROM tidegate.outbox o
-         WHERE o.shard = a.shard AND o.txid >= pg_snapshot_xmax(a.snapshot) AND o.id <= a.mark)
+         WHERE o.shard + 0 = a.shard AND o.txid >= pg_snapshot_xmax(a.snapshot)
+           AND o.id + 0 <= a.mark)
         ORDER BY id LIMIT %(limit_rows)s
     ) c
 ),

@@ -134,7 +134,9 @@ CREATE TABLE tidegate.outbox (
     toast.autovacuum_vacuum_threshold = 2000,
     toast.autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX outbox_txid ON tidegate.outbox (shard, txid, id);
+-- An expression, so that the planner cannot take the primary key instead, whose entries of dead rows
+-- sequencing must not step over, nor this one instead of the primary key.
+CREATE INDEX outbox_txid ON tidegate.outbox ((shard + 0), txid, id);
 COMMENT ON TABLE tidegate.outbox IS
     'Committed messages that no relay has taken yet. Insert into tenant, room, payload (JSON) or '
     'payload_bin, tags (an object of strings).';
