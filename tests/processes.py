@@ -2,8 +2,6 @@
 
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -11,38 +9,24 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.embedded.process import free_port, start_child, stop_child
+from gateway.embedded.process import ChildProcess, free_port
 
 READY_TIMEOUT_S = 30.0
 STOP_PATIENCE_S = 20.0
 POLL_S = 0.02
 
 
-class Process:
+class Process(ChildProcess):
     """One started process with its log."""
 
-    def __init__(self, name: str, arguments: list[str], env: dict[str, str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+        super().__init__(command, env, log)
         self.name = name
         self.log = log
-        self.arguments = arguments
-        self.env = env
+        self.port = 0
         self.tracebacks_allowed = False
         """Set it in a test that provokes one on purpose."""
-        self.port = 0
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            return start_child(self.arguments, env=self.env, output=log)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
+        self.restart()
 
     @property
     def url(self) -> str:
@@ -56,25 +40,6 @@ class Process:
     def text(self) -> str:
         """All that it has written so far."""
         return self.log.read_text(errors="replace")
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal; waits for the end after SIGKILL."""
-        self._process.send_signal(number)
-        if number == signal.SIGKILL:
-            self._process.wait(STOP_PATIENCE_S)
-
-    def wait(self, timeout_s: float = STOP_PATIENCE_S) -> int:
-        """The exit status; raises subprocess.TimeoutExpired."""
-        return self._process.wait(timeout_s)
-
-    def restart(self) -> None:
-        """Starts it again, with the same arguments and log, after its end."""
-        assert self.returncode is not None, f"{self.name} still runs"
-        self._process = self._start()
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-        stop_child(self._process, [(signal.SIGTERM, STOP_PATIENCE_S)])
 
     def wait_for(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Polls until ``ready``; fails if the process ends before or the time is over."""
@@ -139,7 +104,7 @@ class Processes:
 
     def stop(self) -> None:
         for process in self.all.values():
-            process.stop()
+            process.stop(STOP_PATIENCE_S)
 
     def check_logs(self) -> None:
         """Fails if one of them has written a traceback that the test did not announce."""

@@ -170,3 +170,64 @@ def memory_file(text: str) -> Iterator[IO[bytes]]:
         file.flush()
         file.seek(0)
         yield file
+
+
+class ChildProcess:
+    """A command that may be started again, with its output in one place."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None
+    ) -> None:
+        """Prepares a command; ``log`` None: its output goes where this process' output goes."""
+        self._command = list(command)
+        self._env = env
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 before the first start."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs or before it was started."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def restart(self) -> None:
+        """Starts it; stops it first (see :meth:`stop`) if it runs."""
+        self.stop()
+        if self._log is None:
+            self._process = start_child(self._command, env=self._env)
+            return
+        with self._log.open("ab") as log:
+            self._process = start_child(self._command, env=self._env, output=log)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, if it runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status; None if it was never started or runs on after ``timeout_s``."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(timeout_s)
+        return None
+
+    def stop(self, patience_s: float = 10.0) -> None:
+        """Ends it with SIGTERM, and with SIGKILL after ``patience_s``. Stopped ones wake first."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            stop_child(self._process, [(signal.SIGTERM, patience_s)])
