@@ -105,10 +105,10 @@ def configure(
         logger.setLevel(logging.NOTSET)
     # One line for each request, with its query string: never.
     logging.getLogger("uvicorn.access").disabled = True
-    # uvicorn and websockets print frames (payloads, tokens) at DEBUG; asyncio and the HTTP
+    # uvicorn prints paths with their query strings at INFO, frames at DEBUG; pools, asyncio and HTTP
     # clients have nothing to say below WARNING that an operator of this service needs.
     for name in ("uvicorn.error", "websockets", "asyncio", "httpx", "httpcore", "psycopg"):
-        logging.getLogger(name).setLevel(max(logging.INFO, root.level))
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
