@@ -36,10 +36,10 @@ def _line(error: BaseException) -> str | None:
         if (package, ancestor.__name__) in _OWN:
             return str(error)
     if isinstance(error, OSError):
-        named = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{named}"
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
+        # asyncio's TimeoutError is one too and says nothing at all.
+        said = error.strerror or str(error)
+        fallback = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+        return (said or fallback) + (f": {error.filename}" if error.filename else "")
     return None
 
 

@@ -17,13 +17,15 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 REDACTED = "[redacted]"
 
 _SECRET_KEY = re.compile(
-    r"token|secret|passw|authorization|cookie|api_?key|credential|payload|^data$|^dsn$|_dsn$",
+    r"token|secret|passw|authorization|cookie|api[_-]?key|credential|payload|^data$|^dsn$|_dsn$",
     re.IGNORECASE,
 )
 # scheme://user:password@ → the password, which may itself hold "@" or "/" if badly escaped.
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")
 _URL_QUERY = re.compile(r"((?:https?|wss?)://[^\s?'\"]*|/[^\s?'\"]*)\?[^\s'\"]+")
 _KEY_VALUE_PASSWORD = re.compile(r"(password|passwd|pwd)\s*=\s*('[^']*'|[^\s'\"&]+)", re.IGNORECASE)
+# What Postgres adds to an error may quote the row or the JSON text.
+_SERVER_DETAIL = re.compile(r"^(DETAIL|CONTEXT|QUERY):.*$", re.MULTILINE)
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
 
@@ -32,14 +34,22 @@ def redact_text(text: str) -> str:
     text = _URL_PASSWORD.sub(rf"\1:{REDACTED}@", text)
     text = _KEY_VALUE_PASSWORD.sub(rf"\1={REDACTED}", text)
     text = _URL_QUERY.sub(rf"\1?{REDACTED}", text)
+    text = _SERVER_DETAIL.sub(rf"\1: {REDACTED}", text)
     return _JWT.sub(REDACTED, text)
 
 
 def redact(_: WrappedLogger, __: str, event_dict: EventDict) -> EventDict:
     """A structlog processor: no secret key, no secret text, at any depth."""
     for key, value in event_dict.items():
-        event_dict[key] = REDACTED if _SECRET_KEY.search(key) else _redact_value(value)
+        event_dict[key] = _redact_entry(key, value)
     return event_dict
+
+
+def _redact_entry(key: str, value: Any) -> Any:
+    # A number is a size or a count (payload_bytes), never the thing itself.
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return REDACTED if _SECRET_KEY.search(key) else _redact_value(value)
 
 
 def _redact_value(value: Any) -> Any:
@@ -49,8 +59,7 @@ def _redact_value(value: Any) -> Any:
         return f"[{len(value)} bytes]"
     if isinstance(value, Mapping):
         return {
-            key: REDACTED if _SECRET_KEY.search(str(key)) else _redact_value(inner)
-            for key, inner in value.items()
+            redact_text(str(key)): _redact_entry(str(key), inner) for key, inner in value.items()
         }
     if isinstance(value, list | tuple | set | frozenset):
         return [_redact_value(inner) for inner in value]
@@ -105,8 +114,8 @@ def configure(
         logger.setLevel(logging.NOTSET)
     # One line for each request, with its query string: never.
     logging.getLogger("uvicorn.access").disabled = True
-    # uvicorn prints paths with their query strings at INFO, frames at DEBUG; pools, asyncio and HTTP
-    # clients have nothing to say below WARNING that an operator of this service needs.
+    # uvicorn prints paths with their query strings at INFO, frames at DEBUG; pools, asyncio and
+    # HTTP clients have nothing to say below WARNING that an operator of this service needs.
     for name in ("uvicorn.error", "websockets", "asyncio", "httpx", "httpcore", "psycopg"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
