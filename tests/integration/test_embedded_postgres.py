@@ -15,6 +15,7 @@ import pytest
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedServerError
 from gateway.embedded.programs import Source, find_programs
+from gateway.embedded.seat import reachable
 from tests.integration.test_embedded_process import POSTGRES_PARENT, is_gone, start_parent, wait
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has this problem")
@@ -135,22 +136,31 @@ def test_as_root_where_nothing_helps(tmp_path: Path) -> None:
 
 @AS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
-def test_as_another_user(home: Path) -> None:
+@pytest.mark.parametrize("user", ["daemon", "one who is not listed"])
+def test_as_another_user(home: Path, user: str) -> None:
+    uid = pwd.getpwnam(user).pw_uid if user == "daemon" else 12345
+    python = next(
+        (p for p in (sys.executable, "/usr/bin/python3") if reachable(Path(p).resolve().parent)), ""
+    )
+    if not python:
+        pytest.skip("no Python that another user can reach")
     program = (
         "from pathlib import Path; from gateway.embedded import EmbeddedPostgres\n"
         f"with EmbeddedPostgres(Path({str(home / 'data')!r}) / 'x') as p: print(p.dsn())"
     )
     (home / "data").mkdir()
-    os.chown(home / "data", 12345, 12345)
-    setpriv = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+    os.chown(home / "data", uid, uid)
+    setpriv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     answer = subprocess.run(
-        [*setpriv, sys.executable, "-c", program],
+        [*setpriv, python, "-c", program],
         check=False,
         capture_output=True,
         text=True,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=home,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert answer.stdout.startswith("postgresql://"), answer.stderr
+    assert {p.stat().st_uid for p in (home / "data").rglob("*")} == {uid}
 
 
 def test_second_server_on_the_same_folder(tmp_path: Path) -> None:

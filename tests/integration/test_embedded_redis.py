@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 import redis as client
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from gateway.embedded import EmbeddedRedis, EmbeddedServerError
 from gateway.embedded.redis import MIN_VERSION, Source, find_program
+
+NEVER = Retry(NoBackoff(), 0)
 
 
 def has(source: Source) -> bool:
@@ -38,7 +42,7 @@ def test_serves_in_memory_on_loopback_with_a_password(source: Source) -> None:
             assert kept["maxmemory"] != "0"
             assert kept["maxmemory-policy"] == "noeviction"
         with (
-            client.Redis(host="127.0.0.1", port=server.port) as stranger,
+            client.Redis(host="127.0.0.1", port=server.port, retry=NEVER) as stranger,
             pytest.raises(client.AuthenticationError),
         ):
             stranger.ping()
