@@ -9,7 +9,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway import codes
 from gateway.api import publish
 from gateway.origins import origin_allowed
-from gateway.server import socket_of
+from gateway.transport import socket_of
 from gateway.worker import Worker
 
 

@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 
 class Socket(Protocol):
-    """What a connection needs of its transport (``gateway.server`` has the real one)."""
+    """What a connection needs of its transport (``gateway.transport`` has the real one)."""
 
     full: bool
     """Whether the write buffer is above its ceiling."""

@@ -1,17 +1,4 @@
-"""Uvicorn, and all that is known here of its internals.
-
-``HubProtocol`` is uvicorn's sans-I/O WebSocket protocol with a second way in: Starlette does the
-handshake and the reading, while the hub writes finished frames straight to the transport. What
-this relies on (uvicorn >= 0.53, < 0.55) is held by ``tests/integration/test_server_contract.py``:
-
-* attributes ``conn`` (websockets' ``ServerProtocol``), ``transport``, ``scope``, ``queue``,
-  ``frames``, ``curr_msg_data_type``, ``close_sent``, ``close_timer``, ``read_paused``;
-* ``handle_connect`` sets ``scope`` and creates the task that runs the application later;
-* ``pause_writing`` and ``resume_writing`` are the transport's flow control;
-* ``run_asgi`` leaves the transport open at its end if ``close_timer`` is set;
-* ``Server.serve`` ends when ``should_exit`` is set, and closes all connections itself then: it is
-  set only after the drain.
-"""
+"""The gateway as processes: one or several workers on one port, from start to drain."""
 
 import asyncio
 import os
@@ -20,145 +7,26 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any
 
 import structlog
-import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.http11 import Request
 
+from gateway.app import application
 from gateway.embedded.child import die_with_parent
+from gateway.faults import explain
+from gateway.logs import configure
+from gateway.settings import Settings
+from gateway.transport import CLOSE_TIMEOUT_S, Server
+from gateway.worker import Worker
 
-if TYPE_CHECKING:
-    from gateway.settings import Settings
-
-CLOSE_TIMEOUT_S = 5.0
-"""How long a peer has to answer a close frame before the transport is cut."""
-EXTENSION = "tidegate.socket"
 STEADY_S = 30.0
 """A worker that lived so long is taken for healthy: the next back-off begins small again."""
 
 log = structlog.get_logger(__name__)
-
-
-class Listener(Protocol):
-    """What is told of the socket's buffer and end, synchronously."""
-
-    def filled(self) -> None: ...
-
-    def drained(self) -> None: ...
-
-    def closed(self) -> None: ...
-
-
-class HubProtocol(WebSocketsSansIOProtocol):
-    """Implements ``gateway.connection.Socket``."""
-
-    buffer_bytes = 1_048_576
-    """Ceiling of the write buffer; ``serve`` sets it for the process."""
-
-    full = False
-    _listener: Listener | None = None
-
-    def handle_connect(self, event: Request) -> None:
-        super().handle_connect(event)
-        scope = getattr(self, "scope", None)
-        if scope is not None:
-            extensions = cast(dict[str, Any], scope["extensions"])
-            extensions[EXTENSION] = self
-            self.transport.set_write_buffer_limits(self.buffer_bytes)
-
-    def listen(self, listener: Listener) -> None:
-        """Report to ``listener`` from now on."""
-        self._listener = listener
-        if self.disconnected:
-            listener.closed()
-
-    def write(self, frame: bytes) -> None:
-        if not self.close_sent and not self.disconnected:
-            self.transport.write(frame)
-
-    def buffered_bytes(self) -> int:
-        return self.transport.get_write_buffer_size()
-
-    async def room_to_write(self) -> None:
-        """Wait until the write buffer is below its ceiling."""
-        await self.writable.wait()
-
-    def close(self, code: int, reason: str) -> None:
-        if self.close_sent or self.disconnected or self.transport.is_closing():
-            return
-        self.conn.send_close(code, reason)
-        self._end(code, reason)
-
-    def _end(self, code: int, reason: str) -> None:
-        """A close frame is ready to be sent: send it, tell the application, set a time limit."""
-        self.transport.write(b"".join(self.conn.data_to_send()))
-        self.close_sent = True
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
-        self.writable.set()
-        # Not `transport.close`, which waits for the buffer: a peer that reads nothing never ends.
-        self.close_timer = self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
-
-    def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text":
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:
-                self.frames = []
-                log.info("invalid UTF-8 from a client")
-                if not self.close_sent:
-                    self.conn.send_close(1007, "invalid UTF-8")
-                    self._end(1007, "invalid UTF-8")
-                return
-        super().send_receive_event_to_app()
-
-    def handle_parser_exception(self) -> None:
-        error = self.conn.parser_exc
-        log.info("client broke the WebSocket protocol", error=f"{type(error).__name__}: {error}")
-        super().handle_parser_exception()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.full = True
-        if self._listener is not None:
-            self._listener.filled()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.full = False
-        if self._listener is not None:
-            self._listener.drained()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._listener is not None:
-            self._listener.closed()
-            self._listener = None
-
-
-def socket_of(scope: MutableMapping[str, Any]) -> HubProtocol:
-    """The socket behind an accepted WebSocket."""
-    found = scope.get("extensions", {}).get(EXTENSION)
-    if not isinstance(found, HubProtocol):
-        raise RuntimeError("the gateway runs on its own server only: use `tidegate gateway`")
-    return found
-
-
-class _Server(uvicorn.Server):
-    """Signals are ours: uvicorn would close every connection at once, before the drain."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -176,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run_worker(settings: "Settings", sock: socket.socket) -> int:
+def run_worker(settings: Settings, sock: socket.socket) -> int:
     """Serve in this process until SIGTERM or SIGINT; gives the exit code.
 
     Raises as ``Worker.start`` does.
@@ -193,10 +61,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _serve(settings: "Settings", sock: socket.socket) -> int:
-    from gateway.app import application  # noqa: PLC0415  it imports this module
-    from gateway.worker import Worker  # noqa: PLC0415
-
+async def _serve(settings: Settings, sock: socket.socket) -> int:
     worker = Worker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -204,36 +69,22 @@ async def _serve(settings: "Settings", sock: socket.socket) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         await worker.start()
-        HubProtocol.buffer_bytes = settings.client_buffer_bytes
-        server = _Server(
-            uvicorn.Config(
-                application(worker),
-                ws=HubProtocol,
-                http="httptools",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                ws_max_size=settings.message_max_bytes,
-                ws_ping_interval=None,
-                ws_per_message_deflate=False,
-                timeout_graceful_shutdown=2,
-                server_header=False,
-                proxy_headers=False,
-            )
+        server = Server(
+            application(worker), settings.message_max_bytes, settings.client_buffer_bytes
         )
-        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+        serving = asyncio.ensure_future(server.serve(sock))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((serving, stopping, worker.failed), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await worker.drain()
-        server.should_exit = True
+        server.stop()
         await serving
         return 1 if worker.failed.done() else 0
     finally:
         await worker.stop()
 
 
-def serve(settings: "Settings", workers: int = 1) -> int:
+def serve(settings: Settings, workers: int = 1) -> int:
     """Serve with this many processes on one port until told to stop; gives the exit code."""
     sock = listen(settings.host, settings.port)
     if workers == 1:
@@ -244,7 +95,7 @@ def serve(settings: "Settings", workers: int = 1) -> int:
 class Supervisor:
     """Keeps worker processes alive that share one listening socket."""
 
-    def __init__(self, settings: "Settings", sock: socket.socket, workers: int) -> None:
+    def __init__(self, settings: Settings, sock: socket.socket, workers: int) -> None:
         self._settings = settings
         self._socket = sock
         self._stopping = False
@@ -300,11 +151,8 @@ class Supervisor:
                 os.kill(process.pid, signal.SIGTERM)
 
 
-def _run_child(settings: "Settings", sock: socket.socket, parent: int) -> None:
+def _run_child(settings: Settings, sock: socket.socket, parent: int) -> None:
     """A worker process: ends when its parent does, however that ended."""
-    from gateway.faults import explain  # noqa: PLC0415  imported in the child only
-    from gateway.logs import configure  # noqa: PLC0415
-
     configure(settings.log_format, settings.log_level)
     die_with_parent(parent, signal.SIGTERM)
     try:
