@@ -19,8 +19,13 @@
 local APPENDED, EMPTY, GAP, FORK = 0, 1, 2, 3
 
 -- The last id that a stream ever had: trimmed or deleted entries count, 0 if it never had one.
+-- A key of another type is not ours and would be in the way for ever.
 local function last_of(key)
-  if redis.call('EXISTS', key) == 0 then
+  local type = redis.call('TYPE', key).ok
+  if type ~= 'stream' then
+    if type ~= 'none' then
+      redis.call('DEL', key)
+    end
     return 0
   end
   local info = redis.call('XINFO', 'STREAM', key)

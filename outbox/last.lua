@@ -2,7 +2,7 @@
 -- The last seq that a bus ever had; 0 if it is missing or was never started. (XINFO STREAM itself
 -- would send the first and the last entry along.)
 -- KEYS  1 the bus
-if redis.call('EXISTS', KEYS[1]) == 0 then
+if redis.call('TYPE', KEYS[1]).ok ~= 'stream' then
   return '0'
 end
 local info = redis.call('XINFO', 'STREAM', KEYS[1])

@@ -38,8 +38,8 @@ class Leases:
         """The shards as of the last renewal."""
         self.relays = 0
         """Live relays as of the last renewal."""
+        self.shards = shards
         self._client = client
-        self._shards = shards
         self._ttl_ms = round(ttl_s * 1000)
         self._script = Script("lease.lua")
         self._expires_at_s = 0.0
@@ -62,7 +62,7 @@ class Leases:
         self.relays, *held = await self._script(
             self._client,
             [keys.LEASES, keys.RELAYS],
-            [self.relay, lifetime_ms, self._shards],
+            [self.relay, lifetime_ms, self.shards],
         )
         self.held = frozenset(held)
         self._expires_at_s = asked_at_s + lifetime_ms / 1000

@@ -9,7 +9,7 @@
 -- asked, or it missed messages because the bus was started after its newest entry.
 
 local function info_of(key)
-  if redis.call('EXISTS', key) == 0 then
+  if redis.call('TYPE', key).ok ~= 'stream' then
     return nil
   end
   local info = redis.call('XINFO', 'STREAM', key)

@@ -265,3 +265,15 @@ async def test_nothing_is_sent_twice(
     with pytest.raises(RedisConnectionError):
         await client.ping()
     await client.aclose()
+
+
+async def test_a_key_of_another_type_is_not_in_the_way(bus: Streams, client: Redis) -> None:
+    await client.set(keys.bus(EPOCH, SHARD), "junk")
+    await client.set(keys.room(EPOCH, SHARD, "acme", "a"), "junk")
+    rooms = Rooms()
+    assert await bus.last_ids(EPOCH, [SHARD]) == {SHARD: 0}
+    assert await bus.replay(EPOCH, SHARD, "acme", "a", 0, 10) is None
+    messages = rooms.make("a")
+    assert (await bus.append(EPOCH, SHARD, messages)).status is Status.EMPTY
+    assert (await bus.append(EPOCH, SHARD, messages, start=True)).last == 1
+    assert await offsets(client, "a") == [1]

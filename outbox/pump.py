@@ -1,0 +1,274 @@
+"""The pump: from the outbox to the streams over one connection to Postgres, step by step.
+
+A step does the one thing that is due: tell Redis the epoch, bring the buses of shards that are new
+to it up to their heads, or sequence a batch and append it. When there is nothing to do it sleeps on
+the doorbell. The relay repeats steps, and makes a new pump after an error of Postgres.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from outbox.database import Connection
+from outbox.doorbell import Doorbell
+from outbox.errors import EpochChanged, Fork
+from outbox.layout import layout
+from outbox.log import Log
+from outbox.message import Message
+from outbox.reconcile import reconcile
+from outbox.sequence import Sequencer
+from outbox.streams import Status, Streams
+
+OLD_EPOCH_KEPT_S = 3_600
+"""How long the buses of a replaced history stay, for gateways that are still reading them."""
+
+REDIS_DOWN_POLL_S = 1.0
+
+Tell = Callable[..., None]
+"""Takes an event's name and its values, for the relay's log."""
+
+
+class Backoff:
+    """Waiting times that double from ``least_s`` to ``most_s``, with jitter."""
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self._least_s = least_s
+        self._most_s = most_s
+        self._next_s = least_s
+
+    def reset(self) -> None:
+        """Begins again with the least."""
+        self._next_s = self._least_s
+
+    def next_s(self) -> float:
+        """The next waiting time: between half of it and all of it."""
+        delay_s = self._next_s
+        self._next_s = min(delay_s * 2, self._most_s)
+        return delay_s * random.uniform(0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often to look into the outbox."""
+
+    bell_poll_s: float = 120.0
+    """While the doorbell works."""
+    poll_min_s: float = 0.05
+    poll_max_s: float = 0.25
+    """While it does not: backing off from the one to the other."""
+    lock_poll_min_s: float = 0.002
+    lock_poll_max_s: float = 0.05
+    """While a writer is under way in one of the shards."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the relay knows at this moment; its pump and its heartbeat share it."""
+
+    epoch: str = ""
+    publish_epoch: bool = True
+    """Whether Redis lacks the epoch or has another."""
+    held: frozenset[int] = frozenset()
+    """Shards that the leases give to this relay."""
+    ready: set[int] = field(default_factory=set)
+    """Shards whose bus was brought up to the head and has followed since."""
+    lasts: dict[int, int] = field(default_factory=dict)
+    """Shard → seq up to which its bus is known to reach."""
+    redis_up: bool = False
+    doorbell_off: str | None = None
+    """Why it polls instead of waiting for the bell."""
+    sequenced: int = 0
+    refilled: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after a change, to end the pump's sleep."""
+
+    def adopt(self, epoch: str) -> bool:
+        """Goes on with the epoch that was just read from Postgres; whether it is another."""
+        if epoch == self.epoch:
+            return False
+        self.epoch = epoch
+        self.publish_epoch = True
+        self.ready.clear()
+        self.lasts.clear()
+        return True
+
+    def distrust(self, shards: frozenset[int] | None = None) -> None:
+        """Has the buses of the shards, or all, compared with the log before anything else."""
+        self.ready -= set(self.ready) if shards is None else shards
+        self.wake.set()
+
+
+class Pump:
+    """Steps over one connection. All errors but those of a lost history come through."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        log: Log,
+        streams: Streams,
+        standing: Standing,
+        shards: int,
+        batch_messages: int,
+        pace: Pace,
+        tell: Tell,
+    ) -> None:
+        """``shards`` says how many there are, ``batch_messages`` how many to sequence per shard in
+        one transaction. ``log`` reads the same database.
+        """
+        self._connection = connection
+        self._log = log
+        self._streams = streams
+        self._standing = standing
+        self._shards = range(shards)
+        self._batch_messages = batch_messages
+        self._pace = pace
+        self._tell = tell
+        self._sequencer = Sequencer(connection)
+        self._bell = Doorbell(connection, standing.wake)
+        self._woken = False
+        """Whether the next look is to let writers go on without ringing."""
+        self._polls = Backoff(pace.poll_min_s, pace.poll_max_s)
+        self._lock_polls = Backoff(pace.lock_poll_min_s, pace.lock_poll_max_s)
+
+    async def listen(self) -> None:
+        """Has the doorbell heard, or tells why not. To be called before the first step."""
+        reason = await self._bell.listen()
+        if reason is not None and reason != self._standing.doorbell_off:
+            self._tell("doorbell is off: polling", cause=reason)
+        self._standing.doorbell_off = reason
+
+    async def step(self) -> None:
+        """Does what is due, or sleeps."""
+        standing = self._standing
+        standing.wake.clear()
+        if not standing.redis_up:
+            # Nothing is sequenced that cannot be appended: rows wait in the outbox, in silence.
+            await self._bell.release()
+            await self._bell.wait(REDIS_DOWN_POLL_S)
+            return
+        if self._bell.changed:
+            await self.listen()
+        if standing.publish_epoch:
+            await self._publish_epoch()
+        standing.ready &= standing.held
+        missing = standing.held - standing.ready
+        if missing:
+            await self._reconcile(missing)
+        elif standing.held:
+            await self._sequence(sorted(standing.held))
+        else:
+            await self._bell.release()
+            await self._bell.wait(self._pace.bell_poll_s)
+
+    async def _sequence(self, shards: list[int]) -> None:
+        standing = self._standing
+        prelude = self._bell.prelude() if self._woken else None
+        self._woken = False
+        last_look = self._bell.locked == frozenset(shards)
+        batch = await self._sequencer.batch(shards, self._batch_messages, prelude)
+        if batch.epoch != standing.epoch:
+            # Another relay replaced it. The messages stand in the log: reconcile brings them.
+            self._adopt(batch.epoch)
+        elif batch.messages:
+            standing.sequenced += len(batch.messages)
+            self._polls.reset()
+            self._lock_polls.reset()
+            self._woken = True
+            await self._append(batch.messages)
+        elif not batch.more:
+            await self._sleep(last_look)
+
+    async def _sleep(self, last_look: bool) -> None:
+        if self._standing.doorbell_off is not None:
+            await self._bell.wait(self._polls.next_s())
+        elif last_look:
+            self._woken = await self._bell.wait(self._pace.bell_poll_s)
+            if not self._woken:
+                await self.listen()
+        elif not await self._bell.lock(self._standing.held):
+            self._woken = await self._bell.wait(self._lock_polls.next_s())
+
+    async def _append(self, messages: list[Message]) -> None:
+        standing = self._standing
+        shards = {
+            shard: list(group)
+            for shard, group in groupby(messages, key=lambda message: message.shard)
+        }
+        answers = await asyncio.gather(
+            *(
+                self._streams.append(standing.epoch, shard, group)
+                for shard, group in shards.items()
+            ),
+            return_exceptions=True,
+        )
+        failure: BaseException | None = None
+        fork: Fork | None = None
+        for shard, answer in zip(shards, answers, strict=True):
+            if isinstance(answer, BaseException):
+                failure = answer
+                standing.ready.discard(shard)
+            elif answer.status is Status.APPENDED:
+                standing.lasts[shard] = answer.last
+            else:
+                standing.ready.discard(shard)
+                if answer.status is Status.FORK:
+                    fork = Fork(
+                        f"the streams of shard {shard} hold messages that Postgres does not have, "
+                        f"up to seq {answer.last}"
+                    )
+        if failure is not None:
+            raise failure
+        if fork is not None:
+            await self._replace_epoch(fork)
+
+    async def _reconcile(self, shards: frozenset[int]) -> None:
+        standing = self._standing
+
+        async def read_heads() -> tuple[str, Mapping[int, int]]:
+            async with self._sequencer.hold(sorted(shards)) as found:
+                return found
+
+        try:
+            done = await reconcile(self._streams, self._log, standing.epoch, shards, read_heads)
+        except EpochChanged:
+            self._adopt((await layout(self._connection)).epoch)
+            return
+        except Fork as fork:
+            await self._replace_epoch(fork)
+            return
+        standing.lasts |= done.lasts
+        standing.ready |= done.lasts.keys() - done.unfinished
+        standing.refilled += done.refilled
+        if done.refilled:
+            self._tell("buses refilled", messages=done.refilled, shards=len(shards))
+        if done.unfinished:
+            await self._bell.wait(self._lock_polls.next_s())
+
+    async def _publish_epoch(self) -> None:
+        """Writes the epoch as Postgres has it now: what this relay remembers may be out of date."""
+        epoch, _ = await self._log.heads()
+        self._adopt(epoch)
+        await self._streams.set_epoch(epoch)
+        self._standing.publish_epoch = False
+
+    async def _replace_epoch(self, proof: Fork) -> None:
+        """Ends a history of which Postgres has lost a part that was delivered."""
+        lost = self._standing.epoch
+        async with self._sequencer.hold(self._shards) as (present, _):
+            pass
+        if present != lost:
+            # Another relay was quicker.
+            self._adopt(present)
+            return
+        epoch = await self._sequencer.new_epoch()
+        self._tell("Postgres lost commits that were delivered", proof=str(proof), epoch=lost)
+        self._adopt(epoch)
+        await self._streams.set_epoch(epoch)
+        await self._streams.expire(lost, self._shards, OLD_EPOCH_KEPT_S)
+
+    def _adopt(self, epoch: str) -> None:
+        before = self._standing.epoch
+        if self._standing.adopt(epoch):
+            self._tell("epoch changed", epoch=epoch, before=before)

@@ -1,0 +1,315 @@
+"""The relay: sequences what was committed to the outbox and appends it to the streams.
+
+Two loops share one standing. ``_work`` owns the connection to Postgres and runs the pump over it;
+``_watch`` is the heartbeat in Redis: it renews the leases and looks, once a second, whether the
+buses and the epoch are still what they were. Nothing that they decide is needed for correctness:
+the locks in Postgres and the append script see to that, with any number of relays on one shard.
+"""
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+
+import psycopg
+import structlog
+from redis.exceptions import RedisError
+
+from outbox import database, retention
+from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
+from outbox.layout import layout
+from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
+from outbox.log import Log
+from outbox.pump import Backoff, Pace, Pump, Standing
+from outbox.streams import StreamLimits, Streams, check, connect
+
+STOP_PATIENCE_S = 10.0
+"""How long a clean stop may take to finish the batch at hand; the log has what is cut off."""
+
+POOL_SIZE = 2
+POOL_TIMEOUT_S = 5.0
+MAINTENANCE_RETRY_S = 60.0
+CAUSE_MAX_CHARS = 300
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOptions:
+    """How a relay works."""
+
+    postgres_dsn: str = field(repr=False)
+    redis_url: str = field(repr=False)
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    """What operators see, without spaces; a random part is added."""
+    streams: StreamLimits = field(default_factory=StreamLimits)
+    batch_messages: int = 500
+    """Per shard, in one sequencing transaction."""
+    pace: Pace = field(default_factory=Pace)
+    lease_ttl_s: float = LEASE_TTL_S
+    heartbeat_s: float = RENEW_INTERVAL_S
+    retry_min_s: float = 0.1
+    retry_max_s: float = 1.0
+    """How long to wait for the next attempt after an error."""
+    redis_timeout_s: float = 5.0
+    retention_days: int = 7
+    partitions_ahead_days: int = 7
+    maintenance_interval_s: float = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayHealth:
+    """How a relay stands."""
+
+    relay: str
+    postgres: str | None
+    """What keeps it from Postgres, in one line; None if nothing does."""
+    redis: str | None
+    """What keeps it from Redis."""
+    doorbell: str | None
+    """Why it polls instead of waiting for the bell."""
+    epoch: str
+    """Empty before it was first connected."""
+    shards: tuple[int, ...]
+    """The shards that it serves at this moment."""
+    sequenced: int
+    """Messages since it was started."""
+    refilled: int
+    """Messages that it took from the log to refill a bus."""
+
+
+class Relay:
+    """One relay. ``run`` may be called once."""
+
+    def __init__(self, options: RelayOptions) -> None:
+        """Raises OutboxError if the Redis URL is malformed."""
+        self.id = f"{options.name}-{secrets.token_hex(3)}"
+        self._options = options
+        self._client = connect(options.redis_url, timeout_s=options.redis_timeout_s)
+        self._streams = Streams(self._client, options.streams)
+        self._standing = Standing()
+        self._leases: Leases | None = None
+        self._serving = asyncio.Event()
+        """Set with a connection to Postgres: without one, others should have the leases."""
+        self._beat = asyncio.Event()
+        """Asks for a heartbeat at once."""
+        self._stopping = asyncio.Event()
+        self._troubles: dict[str, str] = {}
+
+    def health(self) -> RelayHealth:
+        """How it stands at this moment; no I/O."""
+        standing = self._standing
+        return RelayHealth(
+            relay=self.id,
+            postgres=self._troubles.get("postgres"),
+            redis=self._troubles.get("redis"),
+            doorbell=standing.doorbell_off,
+            epoch=standing.epoch,
+            shards=tuple(sorted(standing.ready)),
+            sequenced=standing.sequenced,
+            refilled=standing.refilled,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until ``stop`` is set. Failures of Postgres and of Redis are waited out.
+
+        Raises:
+            UnsupportedServer, SchemaMismatch: what no waiting would mend.
+        """
+        log.info("relay started", relay=self.id)
+        stopper = asyncio.create_task(stop.wait())
+        work = asyncio.create_task(self._work())
+        loops = [
+            work,
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._maintain()),
+        ]
+        try:
+            ended, _ = await asyncio.wait((stopper, *loops), return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            self._standing.wake.set()
+            if stopper in ended:
+                await asyncio.wait((work,), timeout=STOP_PATIENCE_S)
+            failure = next((loop.exception() for loop in loops if loop.done()), None)
+        finally:
+            for task in (stopper, *loops):
+                task.cancel()
+            await asyncio.gather(stopper, *loops, return_exceptions=True)
+            await self._leave()
+        if failure is not None:
+            raise failure
+        if not stop.is_set():
+            raise RuntimeError("a loop of the relay ended by itself")
+        log.info("relay stopped", relay=self.id, sequenced=self._standing.sequenced)
+
+    async def _leave(self) -> None:
+        # Leases that cannot be given back expire.
+        with suppress(RedisError, OSError):
+            async with asyncio.timeout(1):
+                if self._leases is not None:
+                    await self._leases.release()
+        await self._client.aclose()
+
+    # Postgres
+
+    async def _work(self) -> None:
+        backoff = Backoff(self._options.retry_min_s, self._options.retry_max_s)
+        while not self._stopping.is_set():
+            try:
+                await self._serve(backoff)
+            except (UnsupportedServer, SchemaMismatch):
+                raise
+            except (psycopg.Error, OutboxError, OSError) as error:
+                self._trouble("postgres", error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(backoff.next_s()):
+                        await self._stopping.wait()
+
+    async def _serve(self, backoff: Backoff) -> None:
+        """Pumps over one connection until it fails."""
+        options = self._options
+        async with AsyncExitStack() as stack:
+            connection = await database.connect(
+                options.postgres_dsn, application_name="tidegate-relay"
+            )
+            stack.push_async_callback(connection.close)
+            found = await layout(connection)
+            pool = await database.open_pool(
+                options.postgres_dsn,
+                0,
+                POOL_SIZE,
+                POOL_TIMEOUT_S,
+                application_name="tidegate-relay-log",
+            )
+            stack.push_async_callback(pool.close, 1.0)
+            if self._leases is None:
+                self._leases = Leases(self._client, self.id, found.shards, options.lease_ttl_s)
+            elif self._leases.shards != found.shards:
+                raise SchemaMismatch(
+                    f"the database has {found.shards} shards, before it had {self._leases.shards}"
+                )
+            self._standing.adopt(found.epoch)
+            # This server may be another one, or restored: nothing is taken for granted.
+            self._standing.distrust()
+            pump = Pump(
+                connection,
+                Log(pool),
+                self._streams,
+                self._standing,
+                found.shards,
+                options.batch_messages,
+                options.pace,
+                log.warning,
+            )
+            await pump.listen()
+            self._over("postgres")
+            self._serving.set()
+            stack.callback(self._serving.clear)
+            self._beat.set()
+            while not self._stopping.is_set():
+                try:
+                    await pump.step()
+                except RedisError as error:
+                    self._redis_failed(error)
+                else:
+                    backoff.reset()
+
+    # Redis
+
+    async def _watch(self) -> None:
+        backoff = Backoff(self._options.retry_min_s, self._options.retry_max_s)
+        while True:
+            self._beat.clear()
+            try:
+                await self._heartbeat()
+            except (RedisError, OSError) as error:
+                self._redis_failed(error)
+                delay_s = backoff.next_s()
+            else:
+                delay_s = self._options.heartbeat_s * random.uniform(0.9, 1.0)
+                backoff.reset()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._beat.wait()
+
+    async def _heartbeat(self) -> None:
+        standing = self._standing
+        if not standing.redis_up:
+            # An address may lead elsewhere by now, and an old link to a server that was demoted.
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            for warning in await check(self._client):
+                self._trouble("redis setting", warning)
+        if self._leases is not None and self._serving.is_set():
+            held = await self._leases.renew()
+            if held != standing.held:
+                log.info("shards leased", shards=sorted(held), relays=self._leases.relays)
+                standing.held = held
+                standing.wake.set()
+            await self._compare()
+        elif self._leases is not None:
+            standing.held = frozenset()
+            await self._leases.release()
+        if not standing.redis_up:
+            standing.redis_up = True
+            standing.wake.set()
+            self._over("redis")
+
+    async def _compare(self) -> None:
+        """Compares what Redis has with what was put there: a quiet shard would not notice."""
+        standing = self._standing
+        epoch = standing.epoch
+        known = {shard: standing.lasts[shard] for shard in standing.ready}
+        found = await self._streams.last_ids(epoch, sorted(known))
+        if await self._streams.epoch() != standing.epoch:
+            standing.publish_epoch = True
+            standing.wake.set()
+        lost = frozenset(shard for shard in known if found[shard] < known[shard])
+        if lost and epoch == standing.epoch:
+            log.warning("buses lost entries", shards=sorted(lost))
+            standing.distrust(lost)
+
+    def _redis_failed(self, error: Exception) -> None:
+        self._trouble("redis", error)
+        self._standing.redis_up = False
+        self._standing.distrust()
+
+    # Postgres, now and then
+
+    async def _maintain(self) -> None:
+        options = self._options
+        await self._serving.wait()
+        while True:
+            delay_s = options.maintenance_interval_s
+            try:
+                connection = await database.connect(
+                    options.postgres_dsn, application_name="tidegate-relay-maintenance"
+                )
+                try:
+                    done = await retention.maintain(
+                        connection, options.retention_days, options.partitions_ahead_days
+                    )
+                finally:
+                    await connection.close()
+                if done.made or done.dropped:
+                    log.info("partitions changed", made=done.made, dropped=done.dropped)
+                self._over("maintenance")
+            except (psycopg.Error, OSError) as error:
+                self._trouble("maintenance", error)
+                delay_s = min(delay_s, MAINTENANCE_RETRY_S)
+            await asyncio.sleep(delay_s * random.uniform(0.9, 1.1))
+
+    # What is said of errors
+
+    def _trouble(self, what: str, cause: Exception | str) -> None:
+        """Logs a cause when it is not the one that was logged last."""
+        line = str(cause).partition("\n")[0][:CAUSE_MAX_CHARS] or type(cause).__name__
+        if self._troubles.get(what) != line:
+            self._troubles[what] = line
+            log.warning(f"{what}: trouble", cause=line)
+
+    def _over(self, what: str) -> None:
+        if self._troubles.pop(what, None) is not None:
+            log.info(f"{what}: well again")
