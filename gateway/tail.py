@@ -5,6 +5,7 @@ It speaks the Centrifuge client protocol as JSON, as any SDK does, and so shows 
 
 import asyncio
 import contextlib
+import json
 import math
 import random
 from collections.abc import Callable
@@ -12,8 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-import msgspec
-from msgspec import Raw, Struct
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
     ConnectionClosed,
@@ -25,6 +24,7 @@ from websockets.exceptions import (
 
 from gateway import codes
 from gateway.continuity import Continuity, Position, Verdict
+from gateway.jsontext import elements, members
 
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_TIMEOUT_S: Final = 10.0
@@ -61,53 +61,33 @@ class TailOptions:
     """End when the gateway says that continuity was lost."""
 
 
-class _Code(Struct):
-    code: int = 0
-    reason: str = ""
+class _Wrong(ValueError):
+    """What the gateway sent is not the protocol."""
 
 
-class _Error(Struct):
-    code: int = 0
-    message: str = ""
-    temporary: bool = False
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    offset: int
+    data: str
+    tags: str
 
 
-class _Publication(Struct):
-    offset: int = 0
-    data: Raw = Raw(b"null")
-    tags: Raw = Raw(b"{}")
+def _publication(text: str) -> _Publication:
+    fields = members(text)
+    return _Publication(
+        _integer(fields.get("offset")), fields.get("data", "null"), fields.get("tags", "{}")
+    )
 
 
-class _Connected(Struct):
-    ping: float = 0
+def _integer(text: str | None) -> int:
+    return int(text) if text is not None else 0
 
 
-class _Subscribed(Struct):
-    epoch: str = ""
-    offset: int = 0
-    recovered: bool = False
-    publications: list[_Publication] = msgspec.field(default_factory=list)
-
-
-class _Push(Struct):
-    channel: str = ""
-    pub: _Publication | None = None
-    unsubscribe: _Code | None = None
-    disconnect: _Code | None = None
-
-
-class _Said(Struct):
-    """One line of a gateway: a reply or a push; a ping if nothing is set."""
-
-    id: int = 0
-    error: _Error | None = None
-    connect: _Connected | None = None
-    subscribe: _Subscribed | None = None
-    push: _Push | None = None
-
-
-_decode = msgspec.json.Decoder(_Said).decode
-_encode = msgspec.json.Encoder().encode
+def _code(text: str) -> tuple[int, str]:
+    """Code and words of an error, an unsubscribe or a disconnect."""
+    fields = members(text)
+    words = fields.get("message") or fields.get("reason") or '""'
+    return _integer(fields.get("code")), str(json.loads(words))
 
 
 class Tail:
@@ -163,7 +143,7 @@ class Tail:
                     raise TailFailed(
                         f"cannot follow {self._options.room} at {self._options.url}: {lost}"
                     ) from None
-                delay_s = backoff_s(self._attempt, random.random())  # noqa: S311  spreads load
+                delay_s = backoff_s(self._attempt, random.random())
                 self._warn(f"connection lost: {lost}; reconnecting in {delay_s:.1f} s")
                 await asyncio.sleep(delay_s)
                 self._attempt += 1
@@ -202,6 +182,8 @@ class Tail:
             raise _ended(codes.CloseCode(error.rcvd.code, error.rcvd.reason)) from None
         except TimeoutError:
             raise _Lost("the gateway is silent") from None
+        except ValueError as error:
+            raise TailFailed(f"the gateway sent what is not the protocol: {error}") from None
         except (OSError, WebSocketException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise _Lost(reason) from None
@@ -210,11 +192,11 @@ class Tail:
         """Connect and ask for the subscription; the gateway's ping interval, inf for none."""
         token = self._options.token()
         body = {"name": "tidegate-tail"} | ({"token": token} if token else {})
-        await socket.send(_encode({"id": _CONNECT, "connect": body}).decode())
+        await socket.send(json.dumps({"id": _CONNECT, "connect": body}))
         for said in await _lines(socket, REPLY_TIMEOUT_S):
-            if said.error:
-                raise _refused("connect", said.error)
-            if said.connect:
+            if "error" in said:
+                raise _refused("connect", said["error"])
+            if "connect" in said:
                 subscribe: dict[str, object] = {
                     "channel": self._options.room,
                     "recoverable": True,
@@ -222,55 +204,65 @@ class Tail:
                 }
                 if held := self.continuity.position:
                     subscribe |= {"recover": True, "epoch": held.epoch, "offset": held.offset}
-                command = {"id": _SUBSCRIBE, "subscribe": subscribe}
-                await socket.send(_encode(command).decode())
-                return said.connect.ping or math.inf
+                await socket.send(json.dumps({"id": _SUBSCRIBE, "subscribe": subscribe}))
+                ping_s = float(members(said["connect"]).get("ping", 0))
+                return ping_s or math.inf
         raise TailFailed("the gateway's first answer is not one to connect")
 
-    async def _heard(self, socket: ClientConnection, said: _Said) -> None:
-        if said.error:
-            raise _refused("subscribe" if said.id == _SUBSCRIBE else "connect", said.error)
-        if said.subscribe:
-            self._subscribed(said.subscribe)
+    async def _heard(self, socket: ClientConnection, said: dict[str, str]) -> None:
+        if "error" in said:
+            asked = "subscribe" if _integer(said.get("id")) == _SUBSCRIBE else "connect"
+            raise _refused(asked, said["error"])
+        if "subscribe" in said:
+            self._subscribed(members(said["subscribe"]))
+        elif "push" in said:
+            self._pushed(members(said["push"]))
+        elif not said:
+            await socket.send("{}")
+
+    def _pushed(self, push: dict[str, str]) -> None:
+        if "disconnect" in push:
+            raise _ended(codes.CloseCode(*_code(push["disconnect"])))
+        if json.loads(push.get("channel", '""')) != self._options.room:
             return
-        if said.push is None:
-            if not said.id:
-                await socket.send("{}")
-            return
-        if said.push.unsubscribe:
-            code = codes.UnsubscribeCode(said.push.unsubscribe.code, said.push.unsubscribe.reason)
+        if "unsubscribe" in push:
+            code = codes.UnsubscribeCode(*_code(push["unsubscribe"]))
             text = f"unsubscribed with {code.code} ({code.reason})"
             raise _Lost(text) if code.resubscribe else TailFailed(text)
-        if said.push.disconnect:
-            close = codes.CloseCode(said.push.disconnect.code, said.push.disconnect.reason)
-            raise _ended(close)
-        if said.push.pub and said.push.channel == self._options.room:
-            self._publication(said.push.pub)
+        if "pub" in push:
+            self._arrived(_publication(push["pub"]))
 
-    def _subscribed(self, reply: _Subscribed) -> None:
+    def _subscribed(self, reply: dict[str, str]) -> None:
         self._began, self._attempt = True, 0
-        told = self.continuity.subscribed(reply.epoch, reply.offset, reply.recovered)
+        told = self.continuity.subscribed(
+            str(json.loads(reply.get("epoch", '""'))),
+            _integer(reply.get("offset")),
+            reply.get("recovered") == "true",
+        )
         if told:
             self._warn(told)
             if self._options.strict:
                 raise TailFailed("stopped, since --strict was given")
-        for publication in reply.publications:
-            self._publication(publication)
+        for text in elements(reply.get("publications", "[]")):
+            self._arrived(_publication(text))
 
-    def _publication(self, publication: _Publication) -> None:
+    def _arrived(self, publication: _Publication) -> None:
         if self._enough:
             return
         held = self.continuity.position
+        if held is None:
+            raise _Wrong("a message before the subscription")
         verdict = self.continuity.arrived(publication.offset)
         if verdict is Verdict.REPEATED:
             self._warn(f"repeated: offset {publication.offset} after {held}")
         elif verdict is Verdict.HOLE:
             raise _Lost(f"a hole: offset {publication.offset} after {held}")
         else:
-            self._write(
-                b'{"offset":%d,"data":%b,"tags":%b}\n'
-                % (publication.offset, bytes(publication.data), bytes(publication.tags))
+            line = (
+                f'{{"offset":{publication.offset},"data":{publication.data},'
+                f'"tags":{publication.tags}}}\n'
             )
+            self._write(line.encode())
             self._enough = self.continuity.tally.messages == self._options.count
 
 
@@ -280,20 +272,17 @@ def backoff_s(attempt: int, fraction: float) -> float:
     return longest * (0.5 + 0.5 * fraction)
 
 
-async def _lines(socket: ClientConnection, timeout_s: float) -> list[_Said]:
+async def _lines(socket: ClientConnection, timeout_s: float) -> list[dict[str, str]]:
+    """The next frame: each of its lines is a reply or a push, as its members; none: a ping."""
     async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s):
-        frame = await socket.recv()
-    try:
-        text = frame if isinstance(frame, str) else frame.decode()
-        return [_decode(line) for line in text.split("\n") if line]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TailFailed(f"the gateway sent what is not the protocol: {error}") from None
+        frame = await socket.recv(decode=True)
+    return [members(line) for line in frame.split("\n") if line]
 
 
-def _refused(command: str, error: _Error) -> Exception:
-    code = codes.ErrorCode(error.code, error.message, error.temporary)
-    text = f"{command} refused with {code.code} ({code.message})"
-    return _Lost(text) if code.retried else TailFailed(text)
+def _refused(command: str, text: str) -> Exception:
+    code = codes.ErrorCode(*_code(text), temporary=members(text).get("temporary") == "true")
+    told = f"{command} refused with {code.code} ({code.message})"
+    return _Lost(told) if code.retried else TailFailed(told)
 
 
 def _ended(close: codes.CloseCode) -> Exception:
