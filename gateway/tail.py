@@ -105,7 +105,8 @@ class Tail:
         self._write = write
         self._warn = warn
         self._enough = False
-        self._began = False
+        self.began = False
+        """Whether there has been a subscription."""
         self._attempt = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -139,7 +140,7 @@ class Tail:
             try:
                 await self._connection()
             except _Lost as lost:
-                if not self._began:
+                if not self.began:
                     raise TailFailed(
                         f"cannot follow {self._options.room} at {self._options.url}: {lost}"
                     ) from None
@@ -233,7 +234,7 @@ class Tail:
             self._arrived(_publication(push["pub"]))
 
     def _subscribed(self, reply: dict[str, str]) -> None:
-        self._began, self._attempt = True, 0
+        self.began, self._attempt = True, 0
         told = self.continuity.subscribed(
             str(json.loads(reply.get("epoch", '""'))),
             _integer(reply.get("offset")),

@@ -1,6 +1,5 @@
 """The command line. Each command imports what it needs when it runs, so that help comes at once."""
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -38,10 +37,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code: Any = app(given or ["--help"], prog_name="tidegate", standalone_mode=False)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`). Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         return _report(error)
     return code if isinstance(code, int) else 0

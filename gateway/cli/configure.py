@@ -9,7 +9,7 @@ from gateway.cli.options import ConfigFile
 
 def register(app: typer.Typer) -> None:
     """Add this command to ``app``."""
-    app.command("config")(config_command)
+    app.command("config", short_help="Check and print the settings.")(config_command)
 
 
 def config_command(

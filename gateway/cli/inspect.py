@@ -10,8 +10,8 @@ from gateway.cli.options import ConfigFile
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    for command in (status, version):
-        app.command()(command)
+    app.command(short_help="Show shards, lag, relays and gateways.")(status)
+    app.command(short_help="Print the version.")(version)
 
 
 def status(

@@ -22,8 +22,9 @@ TAIL_TOKEN_TTL_S = 3_600
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    for command in (publish, tail, token):
-        app.command()(command)
+    app.command(short_help="Publish one message.")(publish)
+    app.command(short_help="Print a room's messages and check continuity.")(tail)
+    app.command(short_help="Print a token for a client.")(token)
 
 
 def publish(
@@ -121,7 +122,8 @@ def tail(
     try:
         asyncio.run(_until_signal(following))
     finally:
-        _warn(following.summary())
+        if following.began:
+            _warn(following.summary())
     raise typer.Exit(0 if following.continuity.tally.kept else 1)
 
 

@@ -10,8 +10,10 @@ from gateway.cli.options import ConfigFile
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    for command in (dev, migrate, relay, gateway):
-        app.command()(command)
+    app.command(short_help="Run everything on this machine.")(dev)
+    app.command(short_help="Make or update the schema in the database.")(migrate)
+    app.command(short_help="Run a relay: from the outbox to the log and Redis.")(relay)
+    app.command(short_help="Run a gateway: deliver to clients over WebSocket.")(gateway)
 
 
 def dev(
