@@ -1,0 +1,116 @@
+// Latency of each message, from its transaction to the screen: figures and a small chart.
+
+const WINDOW_MS = 60_000;
+const SAMPLES_KEPT = 6_000;
+const LOW_MS = 1;
+const HIGH_MS = 30_000;
+const TICKS = [[1, "1 ms"], [10, "10"], [100, "100"], [1000, "1 s"], [10_000, "10 s"]];
+
+/** The last minute of samples of all screens. */
+export class Latency {
+  #samples = [];
+
+  /** `replayed`: it came late because the screen was away; drawn, not counted. */
+  add(screen, nowMs, latencyMs, replayed) {
+    this.#samples.push({ screen, at: nowMs, ms: Math.max(latencyMs, 0), replayed });
+    if (this.#samples.length > SAMPLES_KEPT) this.#samples.splice(0, SAMPLES_KEPT / 10);
+  }
+
+  /** Samples of the last minute, oldest first. */
+  recent(nowMs) {
+    const first = this.#samples.findIndex((sample) => sample.at >= nowMs - WINDOW_MS);
+    this.#samples.splice(0, first < 0 ? this.#samples.length : first);
+    return this.#samples;
+  }
+
+  /** {now, p50, p99} in ms of the last minute, null where there is nothing to say. */
+  figures(nowMs) {
+    const live = this.recent(nowMs).filter((sample) => !sample.replayed);
+    if (live.length === 0) return { now: null, p50: null, p99: null };
+    const sorted = live.map((sample) => sample.ms).sort((a, b) => a - b);
+    const rank = (share) => sorted[Math.min(Math.ceil(share * sorted.length), sorted.length) - 1];
+    return { now: live[live.length - 1].ms, p50: rank(0.5), p99: rank(0.99) };
+  }
+}
+
+/** "4 ms", "1.2 s". */
+export function duration(ms) {
+  if (ms === null) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  return ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`;
+}
+
+/** Draws samples and marks on a canvas; colours come from the style sheet. */
+export class Chart {
+  #canvas;
+  #width = 0;
+  #height = 0;
+
+  constructor(canvas) {
+    this.#canvas = canvas;
+    new ResizeObserver(() => this.#resize()).observe(canvas);
+    this.#resize();
+  }
+
+  #resize() {
+    const scale = window.devicePixelRatio || 1;
+    this.#width = this.#canvas.clientWidth;
+    this.#height = this.#canvas.clientHeight;
+    this.#canvas.width = Math.round(this.#width * scale);
+    this.#canvas.height = Math.round(this.#height * scale);
+    this.#canvas.getContext("2d").setTransform(scale, 0, 0, scale, 0, 0);
+  }
+
+  /** `marks`: [{at, ended}], when something was broken and when all was well again (or null). */
+  draw(samples, marks, nowMs) {
+    const context = this.#canvas.getContext("2d");
+    const style = getComputedStyle(this.#canvas);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    const [left, right, top, bottom] = [34, this.#width - 4, 6, this.#height - 16];
+    const x = (at) => right - ((nowMs - at) / WINDOW_MS) * (right - left);
+    const share = (ms) => Math.log(Math.min(Math.max(ms, LOW_MS), HIGH_MS) / LOW_MS) / Math.log(HIGH_MS / LOW_MS);
+    const y = (ms) => bottom - share(ms) * (bottom - top);
+
+    context.clearRect(0, 0, this.#width, this.#height);
+    context.font = `10px ${style.fontFamily}`;
+    context.textBaseline = "middle";
+    for (const [ms, label] of TICKS) {
+      context.fillStyle = colour("--grid");
+      context.fillRect(left, Math.round(y(ms)), right - left, 1);
+      context.fillStyle = colour("--muted");
+      context.textAlign = "right";
+      context.fillText(label, left - 5, y(ms));
+    }
+    context.textBaseline = "alphabetic";
+    for (const [seconds, align] of [[60, "left"], [30, "center"], [0, "right"]]) {
+      context.textAlign = align;
+      context.fillText(seconds ? `−${seconds} s` : "now", x(nowMs - seconds * 1000), this.#height - 3);
+    }
+    context.save();
+    context.beginPath();
+    context.rect(left, 0, right - left, this.#height);
+    context.clip();
+    for (const mark of marks) {
+      const start = x(mark.at);
+      const end = x(mark.ended ?? nowMs);
+      context.fillStyle = colour("--mark-area");
+      context.fillRect(start, top, Math.max(end - start, 2), bottom - top);
+      context.fillStyle = colour("--mark");
+      context.fillRect(start, top, 1.5, bottom - top);
+    }
+    for (const { screen, at, ms, replayed } of samples) {
+      context.beginPath();
+      context.arc(x(at), y(ms), replayed ? 1.8 : 1.6, 0, 2 * Math.PI);
+      const paint = colour(screen === "A" ? "--a" : "--b");
+      if (replayed) {
+        context.strokeStyle = paint;
+        context.lineWidth = 0.8;
+        context.stroke();
+      } else {
+        context.fillStyle = paint;
+        context.fill();
+      }
+    }
+    context.restore();
+  }
+}
