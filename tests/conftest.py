@@ -18,6 +18,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psycopg
 import pytest
@@ -25,11 +26,16 @@ from psycopg import sql
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from gateway.embedded import process as embedded_process
+from gateway.embedded.programs import find_programs
 from tests.processes import Processes
 
 SOURCE = os.environ.get("TIDEGATE_TEST_SERVERS", "any")
 REQUIRED = os.environ.get("TIDEGATE_TEST_REQUIRE", "")
 TEMPLATE = "migrated_template"
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "chromium": ("chromium-browser", "google-chrome", "google-chrome-stable")
+}
+POSTGRES_PROGRAMS = ("pgbench", "psql", "pg_dump")
 
 # The tests start from the defaults, whatever the user has set.
 for _name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
@@ -110,12 +116,29 @@ def require() -> Callable[[str], str]:
     """
 
     def path_of(program: str) -> str:
-        path = shutil.which(program)
+        path = _path_of(program)
         if path is None:
-            missing = f"{program} is not installed"
-            if program in REQUIRED.split(","):
-                pytest.fail(f"{missing}, but TIDEGATE_TEST_REQUIRE names it")
-            pytest.skip(missing)
+            lacking(program, f"{program} is not installed")
         return path
 
     return path_of
+
+
+def lacking(what: str, reason: str) -> NoReturn:
+    """Skips the test, or fails it if TIDEGATE_TEST_REQUIRE names ``what``."""
+    if what in REQUIRED.split(","):
+        pytest.fail(f"{reason}, but TIDEGATE_TEST_REQUIRE names {what}")
+    pytest.skip(reason)
+
+
+def _path_of(program: str) -> str | None:
+    """On PATH, where distributions put daemons, or among the programs of Postgres."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    for name in (program, *OTHER_NAMES.get(program, ())):
+        if found := shutil.which(name, path=path):
+            return found
+    if program in POSTGRES_PROGRAMS:
+        for programs in find_programs():
+            if (programs.bin / program).exists():
+                return str(programs.bin / program)
+    return None
