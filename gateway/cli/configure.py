@@ -25,6 +25,6 @@ def config_command(
       tidegate config --config /etc/tidegate.toml
     """
     from gateway import configuration  # noqa: PLC0415
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
 
     typer.echo(configuration.markdown() if docs else configuration.listing(load(config)), nl=False)

@@ -28,7 +28,7 @@ def status(
       tidegate status
       tidegate status --json | jq '.shards[] | select(.lag > 0)'
     """
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
     from gateway.status import read_status  # noqa: PLC0415
     from gateway.status_table import table  # noqa: PLC0415
 

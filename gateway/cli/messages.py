@@ -47,7 +47,7 @@ def publish(
     Example:
       tidegate publish acme orders:42 '{"status": "paid"}'
     """
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
 
     tags: dict[str, str] = {}
     for text in tag or ():
@@ -110,7 +110,7 @@ def tail(
       tidegate tail acme orders:42 --since start --count 10
     """
     from gateway.continuity import Position  # noqa: PLC0415
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
     from gateway.tail import Tail, TailOptions  # noqa: PLC0415
 
     try:
@@ -177,7 +177,7 @@ def token(
     Example:
       tidegate token --tenant acme --user alice --ttl 12h
     """
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
     from gateway.tokens import sign  # noqa: PLC0415
 
     ttl_s = duration_s(ttl)

@@ -72,7 +72,7 @@ def migrate(
       tidegate migrate
       tidegate migrate --check && tidegate relay
     """
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
     from outbox import migrations  # noqa: PLC0415
 
     settings = load(config)
@@ -105,7 +105,7 @@ def relay(config: ConfigFile = None) -> None:
     """
     from gateway import logs  # noqa: PLC0415
     from gateway.relay_process import run  # noqa: PLC0415
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
 
     settings = load(config)
     settings.require("postgres_dsn", "redis_url")
@@ -139,7 +139,7 @@ def gateway(
       tidegate gateway --host 0.0.0.0 --port 8000 --workers 4
     """
     from gateway import logs  # noqa: PLC0415
-    from gateway.settings import load  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
 
     given = {"port": port, "host": host, "workers": workers}
     settings = load(config, overrides={k: v for k, v in given.items() if v is not None})

@@ -2,7 +2,7 @@ import tomllib
 from pathlib import Path
 
 from gateway import codes, configuration
-from gateway.settings import load
+from gateway.sources import load
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.namespaces import Namespace
-from gateway.settings import Settings, SettingsError, load, variable
+from gateway.settings import Settings, SettingsError, variable
+from gateway.sources import load
 
 SECRET = "s3cret-" + "x" * 32
 
