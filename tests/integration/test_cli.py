@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -294,3 +295,16 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) in (0, 1, -signal.SIGPIPE)
+
+
+def test_the_reference_knows_every_command_and_option() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    sections = dict(re.findall(r"^## `tidegate (\w+)`\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.M))
+    listed = run("--help").stdout.partition("Commands:")[2]
+    assert set(re.findall(r"^  (\w+)", listed, re.MULTILINE)) == set(sections)
+    for command, section in sections.items():
+        options = set(
+            re.findall(r"--[a-z-]+", run(command, "--help").stdout.partition("Options:")[2])
+        )
+        for option in options - {"--help", "--config"}:
+            assert f"`{option}" in section, f"{command} {option}"
