@@ -168,6 +168,9 @@ class Session:
             self._pong_by = None
             self._reschedule()
             return []
+        if self._is_under_way(command.id):
+            # Its outcome could not be told from that of the command before it.
+            return self._close(codes.BAD_FRAME)
         if self.phase is Phase.AUTHENTICATING and not isinstance(body, c.Ignored):
             # The driver reads no further frame while a token is checked, so these came in the
             # frame of the connect command itself: it holds them back until the outcome.
@@ -188,6 +191,9 @@ class Session:
                 return [_failure(command.id, codes.METHOD_NOT_FOUND)]
             case _:
                 return []
+
+    def _is_under_way(self, id: int) -> bool:
+        return id in self._requests or id in self._refreshing or id in self._joining.values()
 
     def _connect(self, id: int, body: c.Connect) -> list[Action]:
         if self.phase is not Phase.GREETING:
