@@ -2,12 +2,14 @@
 
 A timer object per connection would cost memory and a heap of its own in the event loop; most
 deadlines only ever move into the future, so an entry is looked at when it comes up and put back.
+One entry counts for each: an earlier one takes its place, and the old one is dropped in its turn.
 """
 
 import asyncio
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
 RESOLUTION_S = 0.05
@@ -31,14 +33,17 @@ class Deadlines:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heap: list[tuple[float, int, Timed]] = []
+        self._counts: dict[Timed, float] = {}
+        """The time of the entry that counts for each."""
         self._entered = count()
         self._earlier = asyncio.Event()
 
     def enter(self, timed: Timed) -> None:
-        """Watch ``timed``. To be called again only when its deadline has come nearer."""
+        """Watch ``timed``. To be called again when its deadline may have come nearer."""
         when = timed.deadline
-        if when is None:
+        if when is None or when >= self._counts.get(timed, inf):
             return
+        self._counts[timed] = when
         if not self._heap or when < self._heap[0][0]:
             self._earlier.set()
         heappush(self._heap, (when, next(self._entered), timed))
@@ -48,7 +53,10 @@ class Deadlines:
         while True:
             now = self._clock()
             while self._heap and self._heap[0][0] <= now:
-                timed = heappop(self._heap)[2]
+                when, _, timed = heappop(self._heap)
+                if self._counts.get(timed) != when:
+                    continue
+                del self._counts[timed]
                 deadline = timed.deadline
                 if deadline is not None and deadline <= now:
                     timed.on_deadline(now)
