@@ -19,7 +19,7 @@ class Hub:
     def __init__(self, shards: int, spread: int, ring_messages: int, ring_bytes: int) -> None:
         self.rooms: dict[Key, Room] = {}
         self.positions: dict[int, int] = {}
-        """Shard → seq up to which everything was delivered; only shards that are read."""
+        """Shard → seq up to which messages were taken for delivery; only shards that are read."""
         self._shards = shards
         self._spread = spread
         self._ring_messages = ring_messages
@@ -42,8 +42,8 @@ class Hub:
     def deliver(self, shard: int, messages: list[Message]) -> Iterator[None]:
         """Deliver messages of a shard that follow its position without a hole, in order of seq.
 
-        A generator, see ``Room.deliver``. The position moves when it is exhausted: until then
-        it is a lower bound of what was delivered, which is what those who join rely on.
+        A generator, see ``Room.deliver``. The position moves at once: a room that is opened between
+        two slices is not given these messages, so it needs a history that holds them.
         """
         rooms = self.rooms
         batches: dict[Room, list[Message]] = {}
@@ -55,10 +55,15 @@ class Hub:
                     batches[room] = [message]
                 else:
                     batch.append(message)
-        for room, batch in batches.items():
-            yield from room.deliver(batch)
         if shard in self.positions:
             self.positions[shard] = messages[-1].seq
+        try:
+            for room in list(batches):
+                yield from room.deliver(batches.pop(room))
+        finally:
+            # The driver gave up between two slices.
+            for room in batches:
+                room.forget()
 
     def lose(self, shard: int, position: int) -> None:
         """Messages of the shard up to ``position`` cannot be had any more: each room must ask the
@@ -66,7 +71,8 @@ class Hub:
         for room in self.rooms.values():
             if room.shard == shard:
                 room.forget()
-        self.positions[shard] = position
+        if shard in self.positions:
+            self.positions[shard] = position
 
     def restart(self) -> list[Room]:
         """The epoch changed: forget every position. Returns the rooms, whose subscribers must be

@@ -81,7 +81,7 @@ class Room:
         self._waiting: set[Subscription] = set()
         self._ring_bytes = 0
         self._ring_bytes_max = ring_bytes
-        self._pending: dict[Subscription, None] | None = None
+        self._pending: dict[Subscription, bytes] = {}
         self._pending_from = 0
 
     @property
@@ -113,6 +113,7 @@ class Room:
         if self.top is None or subscription.offset != self.top or subscription not in self.others:
             return False
         self.others.remove(subscription)
+        self._waiting.discard(subscription)
         self.live.setdefault(subscription.protocol, {})[subscription] = None
         subscription.live = True
         return True
@@ -126,8 +127,7 @@ class Room:
         del self.live[subscription.protocol][subscription]
         self.others.add(subscription)
         subscription.offset = self.top
-        if self._pending is not None and subscription in self._pending:
-            del self._pending[subscription]
+        if self._pending.pop(subscription, None) is not None:
             subscription.offset = self._pending_from
 
     def await_offset(self, subscription: Subscription) -> None:
@@ -189,27 +189,30 @@ class Room:
         self._keep(messages)
         if self._waiting:
             self._wake_waiting()
-        for protocol, subscriptions in self.live.items():
-            if not subscriptions:
-                continue
-            frames = encode(protocol, self.key[1], messages)
-            if len(subscriptions) <= SLICE:
-                for subscription in list(subscriptions):
+        batches = [
+            (encode(protocol, self.key[1], messages), list(subscriptions))
+            for protocol, subscriptions in self.live.items()
+            if subscriptions
+        ]
+        if sum(len(subscriptions) for _, subscriptions in batches) <= SLICE:
+            for frames, subscriptions in batches:
+                for subscription in subscriptions:
                     subscription.write(frames)
-            else:
-                yield from self._deliver_in_slices(subscriptions, frames, before)
+        else:
+            # All of them at once: who goes live between two slices has these messages already.
+            yield from self._deliver_in_slices(
+                {s: frames for frames, subscriptions in batches for s in subscriptions}, before
+            )
 
-    def _deliver_in_slices(
-        self, subscriptions: dict[Subscription, None], frames: bytes, before: int
-    ) -> Iterator[None]:
-        self._pending = pending = dict(subscriptions)
+    def _deliver_in_slices(self, pending: dict[Subscription, bytes], before: int) -> Iterator[None]:
+        self._pending = pending
         self._pending_from = before
         try:
             while pending:
                 for _ in range(min(SLICE, len(pending))):
                     # Taken out before the write: a write that fills the buffer makes the
                     # subscription fall behind, and it has been given this frame.
-                    subscription, _none = pending.popitem()
+                    subscription, frames = pending.popitem()
                     subscription.write(frames)
                 if pending:
                     yield
@@ -218,7 +221,7 @@ class Room:
             for subscription in list(pending):
                 self.fall_behind(subscription)
                 subscription.wake(subscription)
-            self._pending = None
+            self._pending = {}
 
     def _keep(self, messages: list[Message]) -> None:
         ring = self.ring
