@@ -120,12 +120,20 @@ class Probe:
                     found.append(f"room {room}: {offsets(in_room)} for {offsets(in_log)}")
         return found
 
-    async def drained(self) -> bool:
-        """Whether the outbox is empty and the buses end where the log ends."""
+    async def waiting(self) -> int:
+        """Committed rows in the outbox."""
         async with await psycopg.AsyncConnection.connect(self.dsn) as connection:
             cursor = await connection.execute("SELECT count(*) FROM tidegate.outbox")
             row = await cursor.fetchone()
-        if row is None or row[0]:
+        return -1 if row is None else int(row[0])
+
+    async def sequenced(self) -> bool:
+        """Whether the outbox is empty."""
+        return await self.waiting() == 0
+
+    async def drained(self) -> bool:
+        """Whether the outbox is empty and the buses end where the log ends."""
+        if not await self.sequenced():
             return False
         self.epoch, heads = await self.log.heads()
         return await self.streams.last_ids(self.epoch, list(heads)) == heads
