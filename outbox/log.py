@@ -24,10 +24,15 @@ _STATE = """
     WITH state AS (
         SELECT m.epoch, s.head AS seq,
                coalesce((SELECT r.head FROM tidegate.room r
-                         WHERE r.tenant = %(tenant)s AND r.name = %(room)s), 0) AS head,
+                         WHERE r.tenant = %(tenant)s AND r.name = %(room)s
+                         ORDER BY r.head DESC LIMIT 1), 0) AS head,
                (SELECT min(l."offset") FROM tidegate.message l
                 WHERE l.tenant = %(tenant)s AND l.room = %(room)s) AS first
-        FROM tidegate.meta m JOIN tidegate.shard s ON s.id = %(shard)s
+        FROM tidegate.meta m CROSS JOIN LATERAL (
+            SELECT s.head FROM tidegate.shard s
+            WHERE s.id = %(shard)s
+            ORDER BY s.head DESC LIMIT 1
+        ) s
     )
     SELECT p.*, state.* FROM state LEFT JOIN LATERAL ({}) p ON true
 """
@@ -48,7 +53,16 @@ _IN_ROOM: LiteralString = "tenant = %(tenant)s AND room = %(room)s"
 _PAGE = _STATE.format(_statement(_IN_ROOM + ' AND "offset" > %(after)s', '"offset"'))
 _LATEST = _STATE.format(_statement(_IN_ROOM, '"offset" DESC'))
 _SPAN = _statement("shard = %(shard)s AND seq > %(after)s AND seq <= %(until)s", "seq")
-_HEADS = "SELECT s.id, s.head, m.epoch FROM tidegate.shard s CROSS JOIN tidegate.meta m"
+_HEADS = """
+    SELECT a.id, s.head, m.epoch
+    FROM tidegate.meta m
+    CROSS JOIN generate_series(0, m.shards - 1) AS a (id)
+    CROSS JOIN LATERAL (
+        SELECT s.head FROM tidegate.shard s
+        WHERE s.id = a.id
+        ORDER BY s.head DESC LIMIT 1
+    ) s
+"""
 
 
 @dataclass(frozen=True, slots=True)

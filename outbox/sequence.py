@@ -54,12 +54,23 @@ _SETTINGS = {
 }
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _LOCK = """
-    SELECT id FROM tidegate.shard WHERE id = ANY(%(shards)s) ORDER BY id FOR NO KEY UPDATE
+    SELECT s.id
+    FROM unnest(%(shards)s::int[]) AS a (id) CROSS JOIN LATERAL (
+        SELECT s.id FROM tidegate.shard s
+        WHERE s.id = a.id
+        ORDER BY s.head DESC LIMIT 1
+        FOR NO KEY UPDATE
+    ) s
 """
 _HEADS = """
     SELECT s.id, s.head, m.epoch
-    FROM tidegate.shard s CROSS JOIN tidegate.meta m WHERE s.id = ANY(%(shards)s)
+    FROM tidegate.meta m CROSS JOIN unnest(%(shards)s::int[]) AS a (id) CROSS JOIN LATERAL (
+        SELECT s.id, s.head FROM tidegate.shard s
+        WHERE s.id = a.id
+        ORDER BY s.head DESC LIMIT 1
+    ) s
 """
+_SHARDS = "SELECT array_agg(i) FROM generate_series(0, (SELECT shards FROM tidegate.meta) - 1) i"
 _NEW_EPOCH = """
     UPDATE tidegate.meta SET epoch = left(md5(gen_random_uuid()::text), 16) RETURNING epoch
 """
@@ -185,12 +196,11 @@ class Sequencer:
         """
         self.forget()
         async with self._transaction():
+            cursor = await self._connection.execute(_SHARDS)
+            row = await cursor.fetchone()
+            shards = row[0] if row is not None and row[0] is not None else []
             async with self._connection.pipeline():
-                await self._connection.execute(_BEGIN)
-                await self._connection.execute(_SETUP, _SETTINGS)
-                await self._connection.execute(
-                    "SELECT id FROM tidegate.shard ORDER BY id FOR NO KEY UPDATE"
-                )
+                await self._begin(shards)
                 answer = await self._connection.execute(_NEW_EPOCH)
                 await self._connection.execute("COMMIT")
             row = await answer.fetchone()

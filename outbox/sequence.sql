@@ -67,17 +67,38 @@ ranked AS (
            row_number() OVER (PARTITION BY tenant, room ORDER BY id DESC) - 1 AS before_room_head
     FROM taken
 ),
-room_head AS (
-    INSERT INTO tidegate.room AS r (tenant, name, shard, head)
-    SELECT tenant, room, min(shard), count(*) FROM taken GROUP BY tenant, room
-    ON CONFLICT (tenant, name) DO UPDATE SET head = r.head + excluded.head
-    RETURNING r.tenant, r.name, r.head
+room_total AS MATERIALIZED (
+    SELECT n.tenant, n.room, n.shard, n.messages, r.tid, coalesce(r.head, 0) + n.messages AS head
+    FROM (SELECT tenant, room, min(shard) AS shard, count(*) AS messages
+          FROM taken GROUP BY tenant, room) n
+    LEFT JOIN LATERAL (
+        SELECT r.ctid AS tid, r.head FROM tidegate.room r
+        WHERE r.tenant = n.tenant AND r.name = n.room
+        ORDER BY r.head DESC LIMIT 1
+    ) r ON true
 ),
-shard_head AS (
-    UPDATE tidegate.shard s SET head = s.head + n.messages
+new_room AS (
+    INSERT INTO tidegate.room (tenant, name, shard, head)
+    SELECT tenant, room, shard, head FROM room_total WHERE tid IS NULL
+),
+raised_room AS (
+    UPDATE tidegate.room r SET head = n.head
+    FROM room_total n
+    WHERE r.ctid = ANY (ARRAY(SELECT tid FROM room_total)) AND r.tenant = n.tenant AND r.name = n.room
+),
+shard_total AS MATERIALIZED (
+    SELECT n.shard, s.tid, s.head + n.messages AS head
     FROM (SELECT shard, count(*) AS messages FROM taken GROUP BY shard) n
-    WHERE s.id = n.shard
-    RETURNING s.id, s.head
+    CROSS JOIN LATERAL (
+        SELECT s.ctid AS tid, s.head FROM tidegate.shard s
+        WHERE s.id = n.shard
+        ORDER BY s.head DESC LIMIT 1
+    ) s
+),
+raised_shard AS (
+    UPDATE tidegate.shard s SET head = n.head
+    FROM shard_total n
+    WHERE s.ctid = ANY (ARRAY(SELECT tid FROM shard_total)) AND s.id = n.shard
 ),
 logged AS (
     INSERT INTO tidegate.message (shard, seq, tenant, room, "offset", batch, txid, tags, payload,
@@ -86,8 +107,8 @@ logged AS (
            %(batch)s, t.txid, t.tags, t.payload, t.payload_bin, t.size_bytes, t.created_at,
            statement_timestamp()
     FROM ranked t
-    JOIN shard_head s ON s.id = t.shard
-    JOIN room_head r ON r.tenant = t.tenant AND r.name = t.room
+    JOIN shard_total s ON s.shard = t.shard
+    JOIN room_total r ON r.tenant = t.tenant AND r.room = t.room
     RETURNING *
 )
 SELECT {columns}, NULL AS epoch, NULL AS snapshot, NULL AS last_id, NULL AS emptied

@@ -31,10 +31,18 @@ COMMENT ON COLUMN tidegate.meta.epoch IS
 INSERT INTO tidegate.meta (schema_version, shards, spread, epoch)
 VALUES (1, :shards, :spread, left(md5(gen_random_uuid()::text), 16));
 
+-- The head belongs to the key of both tables so that the newest version of a row is the last index
+-- entry: read with ORDER BY head DESC LIMIT 1, which steps over none of the older versions. While
+-- somebody holds an old snapshot they cannot be removed, one for each batch.
 CREATE TABLE tidegate.shard (
-    id   int PRIMARY KEY,
-    head bigint NOT NULL DEFAULT 0
-) WITH (fillfactor = 20);
+    id   int NOT NULL,
+    head bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (id, head)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0
+);
 COMMENT ON COLUMN tidegate.shard.head IS 'The last seq. A relay that sequences holds the row lock.';
 INSERT INTO tidegate.shard (id) SELECT generate_series(0, :shards - 1);
 
@@ -43,10 +51,16 @@ CREATE TABLE tidegate.room (
     name   text NOT NULL,
     shard  int NOT NULL,
     head   bigint NOT NULL,
-    PRIMARY KEY (tenant, name)
-) WITH (fillfactor = 70);
+    PRIMARY KEY (tenant, name, head)
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.1,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0
+);
 COMMENT ON TABLE tidegate.room IS
-    'The last offset of each room. Rows are never deleted: offsets never go back.';
+    'The last offset of each room, one row each: the lock of its shard guards against a second one. '
+    'Rows are never deleted: offsets never go back.';
 
 CREATE FUNCTION tidegate.reject(reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$
