@@ -43,10 +43,16 @@ async def websocket(websocket: WebSocket) -> None:
             PlainTextResponse("this origin is not in TIDEGATE_ALLOWED_ORIGINS\n", 403)
         )
         return
-    await websocket.accept()
+    try:
+        await websocket.accept()
+    except WebSocketDisconnect:
+        return
     socket = socket_of(websocket.scope)
     connection = worker.connect(socket)
     socket.listen(connection)
+    if worker.draining:
+        # The drain began during the handshake and does not know this connection.
+        connection.close(codes.SHUTDOWN)
     try:
         while True:
             message = await websocket.receive()
@@ -58,8 +64,7 @@ async def websocket(websocket: WebSocket) -> None:
                 connection.close(codes.BAD_FRAME)
                 continue
             connection.received(text)
-            # A peer that sends and does not read is not read from either.
-            await socket.room_to_write()
+            await connection.room_for_more()
     except WebSocketDisconnect:
         return
     finally:

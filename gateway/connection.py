@@ -45,6 +45,8 @@ from gateway.writer import Rejected, Writer
 from outbox.errors import OutboxError
 
 RETRY_S = (0.1, 5.0)
+TASKS_MAX = 200
+"""A join goes on after the client has left the room, so the session's limits do not bound them."""
 NEVER = float("inf")
 
 log = structlog.get_logger(__name__)
@@ -66,6 +68,10 @@ class Socket(Protocol):
 
     def buffered_bytes(self) -> int:
         """What is not yet with the kernel."""
+        ...
+
+    async def room_to_write(self) -> None:
+        """Wait until the write buffer is below its ceiling, or the socket is closed."""
         ...
 
 
@@ -94,6 +100,7 @@ class Connection:
         "_behind",
         "_catching_up",
         "_left_bytes",
+        "_reading",
         "_services",
         "_socket",
         "_stalled_at",
@@ -116,6 +123,7 @@ class Connection:
         self._behind: dict[Subscription, None] = {}
         self._catching_up: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading = asyncio.Lock()
         self._stalled_at = NEVER
         self._left_bytes = 0
         services.deadlines.enter(self)
@@ -134,6 +142,13 @@ class Connection:
         for command in commands:
             self._perform(self.session.receive(command, self._services.clock()), parts)
         self._send(parts)
+
+    async def room_for_more(self) -> None:
+        """Wait until the next frame may be read: a peer that sends and does not read is not read
+        from either, nor one for which too much is under way."""
+        await self._socket.room_to_write()
+        while len(self._tasks) > TASKS_MAX:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def close(self, code: CloseCode) -> None:
         """Close by the server's will."""
@@ -162,6 +177,8 @@ class Connection:
     def drained(self) -> None:
         """The peer has read on: deliver what it missed."""
         self._stalled_at = NEVER
+        # A ping that lay in the full buffer has only now been read.
+        self.session.excuse(self._services.clock())
         self._start_catching_up()
 
     # Time
@@ -269,17 +286,24 @@ class Connection:
             )
             if self.session.is_joining(action.id, action.room):
                 self._detach(action.room)
-            self._do(self.session.failed(action.id, codes.INTERNAL))
+                self._do(self.session.failed(action.id, codes.INTERNAL))
             return
         if self._subscriptions.get(action.room) is not subscription:
             return  # left, or the epoch changed, in the meantime
+        if page and self._socket.full:
+            # Many rooms are joined and nothing is read: all pages together know no bound.
+            subscription.offset, page = offset, ()
         self._do(
             self.session.subscribed(
                 action.id, action.room, services.consumer.epoch, offset, page, recovered
             )
         )
-        if not room.go_live(subscription):
+        if not self._go_live(subscription):
             self._wake(subscription)
+
+    def _go_live(self, subscription: Subscription) -> bool:
+        # Not with a full buffer: it is told only once, and the hub would go on writing.
+        return not self._socket.full and subscription.room.go_live(subscription)
 
     async def _position(
         self, subscription: Subscription, since: Since | None
@@ -287,7 +311,7 @@ class Connection:
         """Set the subscription to where it starts: the offset from which the reply continues, the
         reply's publications, and whether a resume succeeded (None: none was asked for)."""
         room = subscription.room
-        if since is not None and since.epoch in ("", self._services.consumer.epoch):
+        if since is not None and self._is_of_this_history(since):
             found = await self._services.history.read(room, since.offset)
             if not isinstance(found, Lost):
                 page = tuple(map(self.protocol.publication, found.messages))
@@ -295,6 +319,10 @@ class Connection:
                 return since.offset, page, True
         subscription.offset = await self._services.history.head(room)
         return subscription.offset, (), None if since is None else False
+
+    def _is_of_this_history(self, since: Since) -> bool:
+        # Without an epoch only the beginning is a position: it is the same in every history.
+        return since.epoch == self._services.consumer.epoch or since == Since()
 
     def _detach(self, name: str) -> None:
         subscription = self._subscriptions.pop(name, None)
@@ -336,7 +364,7 @@ class Connection:
             subscription = next(iter(self._behind))
             del self._behind[subscription]
             room = subscription.room
-            if room.go_live(subscription):
+            if self._go_live(subscription):
                 continue
             if room.top is not None and subscription.offset > room.top:
                 # Another worker was faster: the log vouched for the offset when the client came.
@@ -362,7 +390,7 @@ class Connection:
             if found.messages:
                 subscription.offset = found.messages[-1].offset
                 subscription.write(encode(self.protocol, name, list(found.messages)))
-            if not room.go_live(subscription):
+            if not self._go_live(subscription):
                 self._behind[subscription] = None
                 await asyncio.sleep(0)
 
@@ -387,9 +415,12 @@ class Connection:
         services = self._services
         key = (identity.tenant, action.room)
         try:
-            found = await services.history.past(
-                key, services.hub.shard(key), action.since, action.limit, action.reverse
-            )
+            # One page at a time: those of all requests together know no bound.
+            async with self._reading:
+                await self._socket.room_to_write()
+                found = await services.history.past(
+                    key, services.hub.shard(key), action.since, action.limit, action.reverse
+                )
         except (Unavailable, OutboxError) as error:
             log.warning("history failed", client=self.session.client, error=str(error)[:200])
             self._do(self.session.failed(action.id, codes.INTERNAL))
