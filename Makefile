@@ -22,7 +22,7 @@ help:
 demo: $(INSTALLED)
 	@$(PYTHON) -m examples.orderboard $(ARGS)
 
-test: $(INSTALLED) $(NODE_MODULES)
+test: $(INSTALLED) $(if $(wildcard tests/sdk/package.json),$(NODE_MODULES))
 	@$(PYTHON) -m pytest $(ARGS)
 
 lint: $(INSTALLED)
