@@ -8,11 +8,14 @@ this relies on (uvicorn >= 0.53, < 0.55) ``tests/integration/test_transport_cont
   ``frames``, ``curr_msg_data_type``, ``close_sent``, ``close_timer``, ``read_paused``;
 * ``handle_connect`` sets ``scope`` and creates the task that runs the application later;
 * ``pause_writing`` and ``resume_writing`` are the transport's flow control;
-* ``run_asgi`` leaves the transport open at its end if ``close_timer`` is set;
+* ``run_asgi`` leaves the transport open at its end if ``close_timer`` is set; ``handle_close``
+  then closes it, and ``connection_lost`` cancels the timer;
+* data after a broken frame reaches ``handle_parser_exception`` again;
 * ``Server.serve`` ends when ``should_exit`` is set, and closes all connections itself then: it is
   set only after the drain.
 """
 
+import asyncio
 import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -22,6 +25,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
 
 CLOSE_TIMEOUT_S = 5.0
@@ -49,6 +53,9 @@ class HubProtocol(WebSocketsSansIOProtocol):
 
     full = False
     _listener: Listener | None = None
+    _ending = False
+    """Whether nothing may be written any more: a close frame was sent or has come."""
+    _cut_timer: asyncio.TimerHandle | None = None
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -61,11 +68,11 @@ class HubProtocol(WebSocketsSansIOProtocol):
     def listen(self, listener: Listener) -> None:
         """Report to ``listener`` from now on."""
         self._listener = listener
-        if self.disconnected:
+        if self._ending:
             listener.closed()
 
     def write(self, frame: bytes) -> None:
-        if not self.close_sent and not self.disconnected:
+        if not self._ending:
             self.transport.write(frame)
 
     def buffered_bytes(self) -> int:
@@ -76,22 +83,55 @@ class HubProtocol(WebSocketsSansIOProtocol):
         await self.writable.wait()
 
     def close(self, code: int, reason: str) -> None:
-        if self.close_sent or self.disconnected or self.transport.is_closing():
-            return
-        self.conn.send_close(code, reason)
-        self._end(code, reason)
+        if not self._ending:
+            self.conn.send_close(code, reason)
+            self._end(code, reason)
 
     def _end(self, code: int, reason: str) -> None:
-        """A close frame is ready to be sent: send it, tell the application, set a time limit."""
+        """A close frame is ready to be sent: send it, and tell the application."""
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
+        self._cut_later()
+        self.close_timer = self._cut_timer
+
+    def _cut_later(self) -> None:
+        """Set a time limit: `transport.close` waits for the buffer, and a peer that reads nothing
+        would keep its socket for ever."""
+        self._ending = True
         self.writable.set()
-        # Not `transport.close`, which waits for the buffer: a peer that reads nothing never ends.
-        self.close_timer = self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
+        if self._cut_timer is None:
+            self._cut_timer = self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
+        if self._listener is not None:
+            self._listener.closed()
+
+    def _stop_cut_timer(self) -> None:
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
+            self._cut_timer = None
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        self._cut_later()
+
+    def handle_close(self, event: Frame) -> None:
+        super().handle_close(event)
+        self._stop_cut_timer()
+        self._cut_later()
+
+    def handle_ping(self) -> None:
+        # A peer that pings and does not read gets no pongs: they would have no bound.
+        pong = b"".join(self.conn.data_to_send())
+        if not self.full and not self._ending:
+            self.transport.write(pong)
+
+    def handle_cont(self, event: Frame) -> None:
+        # Empty fragments count for nothing in the largest size of a message.
+        if event.data or event.fin:
+            super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text":
@@ -107,9 +147,17 @@ class HubProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
-        error = self.conn.parser_exc
-        log.info("client broke the WebSocket protocol", error=f"{type(error).__name__}: {error}")
-        super().handle_parser_exception()
+        sent = self.conn.close_sent
+        if sent is None or not self.handshake_complete:
+            self.transport.abort()
+        elif not self.close_sent:
+            error = self.conn.parser_exc
+            log.info(
+                "client broke the WebSocket protocol", error=f"{type(error).__name__}: {error}"
+            )
+            self._end(sent.code, sent.reason)
+            # Closed with data unread, TCP would drop the close frame: what comes is discarded.
+            self.transport.write_eof()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -125,6 +173,8 @@ class HubProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._ending = True
+        self._stop_cut_timer()
         if self._listener is not None:
             self._listener.closed()
             self._listener = None
