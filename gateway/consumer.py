@@ -61,6 +61,8 @@ class Consumer:
         self._worker = worker
         self._epoch_changed = epoch_changed
         self._connections = 0
+        self._groups: dict[str, set[str]] = {}
+        """Bus → groups of this worker that may be there."""
         self._wanted = asyncio.Event()
         self._suspected = False
         self._client_id = 0
@@ -90,16 +92,22 @@ class Consumer:
         if task is None:
             task = asyncio.ensure_future(self._attach(shard))
             self._attaching[shard] = task
-            task.add_done_callback(lambda _: self._attaching.pop(shard, None))
+            task.add_done_callback(lambda done: self._attached(shard, done))
         await asyncio.shield(task)
+
+    def _attached(self, shard: int, task: "asyncio.Task[None]") -> None:
+        del self._attaching[shard]
+        if not task.cancelled():
+            task.exception()  # those who wait have it, if they are still there
 
     async def _attach(self, shard: int) -> None:
         epoch = self.epoch
         position = 0
         try:
-            position = (await self._streams.last_ids(epoch, [shard]))[shard]
-            if position and await self._streams.epoch() != epoch:
-                position = 0
+            async with asyncio.timeout(ANSWER_S):
+                position = (await self._streams.last_ids(epoch, [shard]))[shard]
+                if position and await self._streams.epoch() != epoch:
+                    position = 0
         except (RedisError, OSError):
             pass
         if not position:
@@ -145,26 +153,25 @@ class Consumer:
         """One connection's life: groups of its own from the worker's positions."""
         self._connections += 1
         group = f"{self._worker}:{self._connections}"
-        previous = f"{self._worker}:{self._connections - 1}"
         pool = cast(Any, self._streams.client.connection_pool)
         connection: AbstractConnection = pool.make_connection()
         try:
             async with asyncio.timeout(ANSWER_S):
                 await cast(Any, connection).connect()
                 self._client_id = int(await _call(connection, "CLIENT", "ID"))
-            await self._read(connection, group, previous)
+            await self._read(connection, group)
         finally:
             self._client_id = 0
             self._reading = frozenset()
             await connection.disconnect(nowait=True)
 
-    async def _read(self, connection: AbstractConnection, group: str, previous: str) -> None:
+    async def _read(self, connection: AbstractConnection, group: str) -> None:
         joined: set[int] = set()
         pending: dict[bytes, int] | None = None
         while True:
             if pending is None:
                 await self._check_epoch(connection)
-                await self._join(connection, group, previous, joined)
+                await self._join(connection, group, joined)
                 if not joined:
                     await self._idle()
                     continue
@@ -197,29 +204,32 @@ class Consumer:
         self._reading = frozenset(shards)
         return {name.encode(): shard for name, shard in names.items()}
 
-    async def _join(
-        self, connection: AbstractConnection, group: str, previous: str, joined: set[int]
-    ) -> None:
-        """Make this connection's group on every shard that is wanted, remove it from the others."""
-        for shard in joined - set(self._hub.positions):
-            await _call(connection, "XGROUP", "DESTROY", keys.bus(self.epoch, shard), group)
-            joined.remove(shard)
+    async def _join(self, connection: AbstractConnection, group: str, joined: set[int]) -> None:
+        """Make this connection's group on every shard that is wanted; remove it from the others,
+        and those of earlier connections from all."""
+        joined &= self._hub.positions.keys()
+        wanted = {keys.bus(self.epoch, shard) for shard in joined}
+        for bus, groups in list(self._groups.items()):
+            for name in groups - ({group} if bus in wanted else set()):
+                await _call(connection, "XGROUP", "DESTROY", bus, name)
+                groups.discard(name)
+            if not groups:
+                del self._groups[bus]
         for shard, position in list(self._hub.positions.items()):
-            if shard in joined:
-                continue
-            bus = keys.bus(self.epoch, shard)
-            await _call(connection, "XGROUP", "CREATE", bus, group, f"{position}-0", "MKSTREAM")
-            await _call(connection, "XGROUP", "DESTROY", bus, previous)
-            joined.add(shard)
+            if shard not in joined:
+                bus = keys.bus(self.epoch, shard)
+                self._groups.setdefault(bus, set()).add(group)
+                await _call(connection, "XGROUP", "CREATE", bus, group, f"{position}-0", "MKSTREAM")
+                joined.add(shard)
 
     async def _idle(self) -> None:
         """No shard is wanted: wait until one is."""
         self.connected = True
         self._wanted.clear()
-        if self._hub.positions or self._suspected:
+        if self._hub.positions:
             return
         try:
-            async with asyncio.timeout(BLOCK_S):
+            async with asyncio.timeout(ASK_INTERVAL_S if self._suspected else BLOCK_S):
                 await self._wanted.wait()
         except TimeoutError:
             return
@@ -260,7 +270,13 @@ class Consumer:
                 messages = []
                 await self._fill(shard, expected - 1, seq - 1)
             expected = seq + 1
-            messages.append(_message(shard, fields))
+            message = _message(shard, fields)
+            if message is None:
+                await self._emit(shard, messages)
+                messages = []
+                await self._fill(shard, seq - 1, seq)
+            else:
+                messages.append(message)
         await self._emit(shard, messages)
 
     async def _emit(self, shard: int, messages: list[Message]) -> None:
@@ -281,10 +297,12 @@ class Consumer:
 
     async def leave(self) -> None:
         """Remove this worker's groups; called once at the end."""
-        group = f"{self._worker}:{self._connections}"
-        for shard in self._hub.positions:
+        for bus, groups in self._groups.items():
             try:
-                await self._streams.client.xgroup_destroy(keys.bus(self.epoch, shard), group)
+                for group in groups:
+                    await self._streams.client.xgroup_destroy(bus, group)
+            except ResponseError:
+                continue  # the bus is gone, and its groups with it
             except (RedisError, OSError) as error:
                 log.info("group not removed, it will be reaped", error=type(error).__name__)
                 return
@@ -301,11 +319,16 @@ async def _call(connection: AbstractConnection, *command: Any) -> Any:
             raise
 
 
-def _message(shard: int, fields: list[bytes]) -> Message:
+def _message(shard: int, fields: list[bytes]) -> Message | None:
+    """None if the entry is not one of ours: the log has the message."""
     batch, blob = b"", b""
     for name, value in zip(fields[::2], fields[1::2], strict=True):
         if name == MESSAGE_FIELD:
             blob = value
         elif name == BATCH_FIELD:
             batch = value
-    return decode(shard, batch.decode(), blob)
+    try:
+        return decode(shard, batch.decode(), blob)
+    except (ValueError, TypeError):
+        log.warning("an entry of a bus cannot be read", shard=shard)
+        return None
