@@ -20,7 +20,7 @@ from gateway.commands import Since
 from gateway.hub import Hub
 from gateway.room import Key, Room
 from outbox.errors import OutboxError
-from outbox.log import Log
+from outbox.log import NO_OFFSET, Log
 from outbox.message import Message
 from outbox.streams import Streams
 
@@ -112,27 +112,23 @@ class History:
         """
         tenant, name = key
         size_bytes = self._limits.message_bytes
+        after = since.offset if since is not None else 0
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                if reverse and since is None:
-                    page = await self._log.latest(tenant, name, shard, limit)
-                elif reverse and since is not None:
-                    first = max(0, since.offset - 1 - limit)
-                    limit = min(limit, max(0, since.offset - 1))
-                    page = await self._log.page(tenant, name, shard, first, limit, size_bytes)
-                elif since is not None:
-                    page = await self._log.page(
-                        tenant, name, shard, since.offset, limit, size_bytes
-                    )
+                if reverse:
+                    before = NO_OFFSET if since is None else since.offset
+                    page = await self._log.latest(tenant, name, shard, limit, size_bytes, before)
                 else:
-                    page = await self._log.page(tenant, name, shard, 0, 0, size_bytes)
-                    if limit and page.first <= page.head:
+                    page = await self._log.page(tenant, name, shard, after, limit, size_bytes)
+                    if since is None and limit and not page.messages and page.first <= page.head:
                         page = await self._log.page(
                             tenant, name, shard, page.first - 1, limit, size_bytes
                         )
         except TimeoutError:
             raise Unavailable("the log did not answer in time") from None
         if since is not None and (since.epoch not in ("", page.epoch) or since.offset > page.head):
+            return Lost(page.head)
+        if since is not None and not reverse and limit and after < min(page.head, page.first - 1):
             return Lost(page.head)
         messages = page.messages[::-1] if reverse else page.messages
         return page.epoch, page.head, tuple(messages)
@@ -152,11 +148,11 @@ class History:
         floor = self._hub.positions.get(room.shard)
         if floor is None:
             raise Unavailable("the shard is not being read")
-        generation = room.generation
+        generation, top = room.generation, room.top
         tenant, name = room.key
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                found = await self._from_stream(room, epoch, floor, generation, after, limit)
+                found = await self._from_stream(room, epoch, floor, generation, top, after, limit)
                 if found is not None:
                     return found
                 page = await self._shared(
@@ -183,22 +179,31 @@ class History:
         return Lost(page.head)
 
     async def _from_stream(
-        self, room: Room, epoch: str, floor: int, generation: int, after: int, limit: int
+        self,
+        room: Room,
+        epoch: str,
+        floor: int,
+        generation: int,
+        top: int | None,
+        after: int,
+        limit: int,
     ) -> Page | None:
         try:
-            replay = await self._shared(
-                ("stream", epoch, room.key, after, limit),
-                floor,
-                lambda: self._replay(epoch, room, after, limit),
-            )
+            # A Redis that is silent must leave time for the log.
+            async with asyncio.timeout(self._limits.timeout_s / 3):
+                replay = await self._shared(
+                    ("stream", epoch, room.key, after, limit),
+                    floor,
+                    lambda: self._replay(epoch, room, after, limit),
+                )
         except (_NoReplay, RedisError, OSError):
             return None
         if self._epoch() != epoch:
             raise Unavailable("the epoch changed during the read")
         if replay.seq < floor:
             return None
-        if room.top is not None and replay.top < room.top:
-            return None  # shorter than what this worker has delivered: a part of it was lost
+        if top is not None and replay.top < top:
+            return None  # shorter than what this worker had delivered: a part of it was lost
         if limit == 0 or after == replay.top:
             room.anchor(replay.top, generation)
             return Page(())
@@ -224,10 +229,14 @@ class History:
             answer: A = await asyncio.shield(task)
             if answer.seq >= floor:
                 return answer
-        task = asyncio.ensure_future(_awaited(read()))
-        self._under_way[key] = task
-        task.add_done_callback(lambda done: self._finish(key, done))
-        return await asyncio.shield(task)
+            # Others waited with this reader, and one of them may have begun to read anew.
+            task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.ensure_future(_awaited(read()))
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._finish(key, done))
+        renewed: A = await asyncio.shield(task)
+        return renewed
 
     def _finish(self, key: tuple[Any, ...], task: "asyncio.Task[Any]") -> None:
         if self._under_way.get(key) is task:

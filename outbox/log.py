@@ -19,6 +19,8 @@ from outbox.message import Message
 LIMIT_BYTES = 8_388_608
 """Payload bytes of one answer; a single message may exceed them."""
 TIMEOUT_S = 10.0
+NO_OFFSET = 2**63 - 1
+"""Above every offset."""
 
 _STATE = """
     WITH state AS (
@@ -51,7 +53,7 @@ def _statement(condition: LiteralString, order: LiteralString) -> LiteralString:
 
 _IN_ROOM: LiteralString = "tenant = %(tenant)s AND room = %(room)s"
 _PAGE = _STATE.format(_statement(_IN_ROOM + ' AND "offset" > %(after)s', '"offset"'))
-_LATEST = _STATE.format(_statement(_IN_ROOM, '"offset" DESC'))
+_LATEST = _STATE.format(_statement(_IN_ROOM + ' AND "offset" < %(before)s', '"offset" DESC'))
 _SPAN = _statement("shard = %(shard)s AND seq > %(after)s AND seq <= %(until)s", "seq")
 _HEADS = """
     SELECT a.id, s.head, m.epoch
@@ -124,9 +126,15 @@ class Log:
         return page
 
     async def latest(
-        self, tenant: str, room: str, shard: int, limit: int, limit_bytes: int = LIMIT_BYTES
+        self,
+        tenant: str,
+        room: str,
+        shard: int,
+        limit: int,
+        limit_bytes: int = LIMIT_BYTES,
+        before: int = NO_OFFSET,
     ) -> LogPage:
-        """The newest messages of a room, at most ``limit``, ascending."""
+        """The newest messages of a room below offset ``before``, at most ``limit``, ascending."""
         found = await self._rows(
             _LATEST,
             {
@@ -135,6 +143,7 @@ class Log:
                 "shard": shard,
                 "limit": limit,
                 "limit_bytes": limit_bytes,
+                "before": before,
             },
         )
         return _page(found, shard, newest=True)
