@@ -112,15 +112,18 @@ class Supervisor:
             wait([p.sentinel for p in self._processes if p is not None], timeout=0.2)
         deadline = time.monotonic() + self._settings.drain_timeout_s + CLOSE_TIMEOUT_S
         code = 0
-        for process in self._processes:
-            if process is None:
-                continue
+        processes = [process for process in self._processes if process is not None]
+        for process in processes:
+            process.terminate()
+        for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 log.error("worker did not end in time", pid=process.pid)
                 process.kill()
                 process.join()
-            code = code or abs(process.exitcode or 0)
+            # One that was still starting did not know the signal yet, and had nothing to drain.
+            if process.exitcode != -signal.SIGTERM:
+                code = code or abs(process.exitcode or 0)
         return code
 
     def _tend(self) -> None:
@@ -146,9 +149,6 @@ class Supervisor:
 
     def _stop(self, _number: int, _frame: Any) -> None:
         self._stopping = True
-        for process in self._processes:
-            if process is not None and process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGTERM)
 
 
 def _run_child(settings: Settings, sock: socket.socket, parent: int) -> None:

@@ -34,6 +34,7 @@ from outbox.streams import Streams, check, connect
 REQUESTS_MAX = 32
 SWEEP_S = 5.0
 DRAIN_TICK_S = 0.05
+LEAVE_TIMEOUT_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -240,8 +241,11 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "_registry"):
-            await self.consumer.leave()
-            await self._registry.leave()
+            # Best effort: what is left in Redis expires or is reaped.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await self.consumer.leave()
+                    await self._registry.leave()
         if hasattr(self, "_streams"):
             await self._streams.client.aclose()
         for pool in self._pools:
