@@ -1,0 +1,161 @@
+"""Migrations against a real server."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from gateway.embedded import EmbeddedPostgres
+from outbox import database as connections
+from outbox import migrations as module
+from outbox.errors import SchemaMismatch, UnsupportedServer
+from outbox.layout import SCHEMA_VERSION, layout
+from outbox.migrations import check, migrate, migrations
+
+
+def test_an_empty_database_is_migrated_once(database: str) -> None:
+    (problem,) = check(database)
+    assert problem.endswith('has no schema "tidegate": run `tidegate migrate`')
+    assert [migration.id for migration in migrate(database, 8, 2)] == [1]
+    assert check(database) == []
+    assert migrate(database) == []
+    assert migrate(database, 8, 2) == []
+    with psycopg.connect(database) as connection:
+        rows = connection.execute("SELECT id, name, sha256 FROM tidegate.migration").fetchall()
+    assert rows == [(m.id, m.name, m.sha256) for m in migrations()]
+
+
+async def test_layout_is_what_the_database_says(database: str) -> None:
+    async with await connections.connect(database) as connection:
+        with pytest.raises(SchemaMismatch, match="has no schema"):
+            await layout(connection)
+        migrate(database, 8, 2)
+        found = await layout(connection)
+        assert (found.shards, found.spread, found.schema_version) == (8, 2, SCHEMA_VERSION)
+        assert len(found.epoch) == 16
+        assert found.doorbell
+        await connection.execute("SELECT tidegate.set_doorbell(false)")
+        assert not (await layout(connection)).doorbell
+
+
+def test_defaults_fit_together(database: str) -> None:
+    migrate(database, shards=2)
+    with psycopg.connect(database) as connection:
+        row = connection.execute("SELECT shards, spread FROM tidegate.meta").fetchone()
+    assert row == (2, 2)
+
+
+def test_each_database_has_its_own_epoch(postgres: EmbeddedPostgres, database: str) -> None:
+    migrate(database)
+    with psycopg.connect(database) as connection:
+        connection.execute("ALTER SCHEMA tidegate RENAME TO old")
+        connection.commit()
+    migrate(database)
+    with psycopg.connect(database) as connection:
+        row = connection.execute("SELECT a.epoch, b.epoch FROM tidegate.meta a, old.meta b")
+        first, second = row.fetchone() or ("", "")
+    assert first != second
+
+
+def test_several_at_once_do_it_once(database: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        done = list(threads.map(lambda _: len(migrate(database)), range(4)))
+    assert sorted(done) == [0, 0, 0, 1]
+    assert check(database) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"shards": 4}, "the database has shards = 16, asked for was 4"),
+        ({"spread": 2}, "the database has spread = 4, asked for was 2"),
+    ],
+)
+def test_another_layout_is_refused(migrated: str, asked: dict[str, int], message: str) -> None:
+    with pytest.raises(SchemaMismatch, match=message):
+        migrate(migrated, **asked)
+    assert [problem.partition(":")[0] for problem in check(migrated, **asked)] == [message]
+
+
+def test_an_impossible_layout_is_refused(database: str) -> None:
+    with pytest.raises(SchemaMismatch, match="spread is 5"):
+        migrate(database, 4, 5)
+    assert len(check(database)) == 1
+
+
+def test_changed_files_are_refused(migrated: str) -> None:
+    with psycopg.connect(migrated) as connection:
+        connection.execute("UPDATE tidegate.migration SET sha256 = repeat('0', 64)")
+    with pytest.raises(SchemaMismatch, match="migration 0001_outbox was applied from another file"):
+        migrate(migrated)
+    assert "another file" in check(migrated)[0]
+
+
+async def test_a_newer_schema_is_refused(migrated: str) -> None:
+    with psycopg.connect(migrated) as connection:
+        connection.execute("UPDATE tidegate.meta SET schema_version = 99")
+    expected = f"the schema has version 99, this Tidegate knows {SCHEMA_VERSION}: upgrade Tidegate"
+    with pytest.raises(SchemaMismatch, match=expected):
+        migrate(migrated)
+    assert check(migrated) == [expected]
+    async with await connections.connect(migrated) as connection:
+        with pytest.raises(SchemaMismatch, match=expected):
+            await layout(connection)
+
+
+def test_files_applied_by_hand_are_recorded(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute(migrations()[0].statement(8, 2).encode())
+    assert migrate(database) == []
+    with psycopg.connect(database) as connection:
+        row = connection.execute("SELECT count(*) FROM tidegate.migration").fetchone()
+    assert row == (1,)
+    assert check(database, 8, 2) == []
+
+
+def test_a_failure_leaves_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = migrations()[0]
+    bad = replace(good, text=good.text + "SELECT 1 / 0;")
+    monkeypatch.setattr(module, "migrations", lambda: [bad])
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate(database)
+    monkeypatch.undo()
+    assert len(migrate(database)) == 1
+
+
+def test_a_log_without_a_partition_is_a_problem(migrated: str) -> None:
+    with psycopg.connect(migrated) as connection:
+        connection.execute(
+            "DO $$ DECLARE part regclass; BEGIN FOR part IN SELECT inhrelid FROM pg_inherits "
+            "WHERE inhparent = 'tidegate.message'::regclass LOOP "
+            "EXECUTE 'DROP TABLE ' || part; END LOOP; END $$"
+        )
+    assert check(migrated) == [
+        "the log has no partition for today: start a relay, or SELECT tidegate.make_partitions(7)"
+    ]
+
+
+async def test_another_encoding_is_refused(postgres: EmbeddedPostgres) -> None:
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    dsn = postgres.dsn("latin")
+    expected = 'database "latin" is encoded in LATIN1, needed is UTF8: create one with'
+    try:
+        assert check(dsn)[0].startswith(expected)
+        with pytest.raises(UnsupportedServer, match=expected):
+            migrate(dsn)
+        with pytest.raises(UnsupportedServer, match=expected):
+            await connections.connect(dsn)
+        with pytest.raises(UnsupportedServer, match=expected):
+            await connections.open_pool(dsn, 1, 2, 5.0)
+    finally:
+        with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+            connection.execute("DROP DATABASE latin WITH (FORCE)")
+
+
+def test_a_dsn_that_cannot_be_read_is_not_repeated() -> None:
+    (problem,) = check("postgresql://u:s3cret@[::1/db")
+    assert problem.startswith("the Postgres DSN cannot be read")
+    assert "s3cret" not in problem
+    assert "\n" not in problem
