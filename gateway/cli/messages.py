@@ -130,11 +130,17 @@ def tail(
 def _tokens(
     tenant: str, settings: "Settings", token: str | None, anonymous: bool
 ) -> Callable[[], str | None]:
+    from gateway.tokens import claimed_tenant, sign  # noqa: PLC0415
+    from outbox.names import DEFAULT_TENANT  # noqa: PLC0415
+
+    if anonymous and tenant != DEFAULT_TENANT:
+        raise typer.BadParameter(f"anonymous clients see tenant {DEFAULT_TENANT}, not {tenant}")
+    if token and (claimed_tenant(token) or tenant) != tenant:
+        raise typer.BadParameter(f"the token is for tenant {claimed_tenant(token)}, not {tenant}")
     if anonymous or token:
         return lambda: token
     settings.require("token_hmac_secret")
     secret = settings.token_hmac_secret.get_secret_value()
-    from gateway.tokens import sign  # noqa: PLC0415
 
     def fresh() -> str:
         return sign(secret, tenant, TAIL_USER, now=time.time(), ttl_s=TAIL_TOKEN_TTL_S)

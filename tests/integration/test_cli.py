@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from gateway.embedded import EmbeddedRedis
-from gateway.tokens import verify
+from gateway.tokens import sign, verify
 
 SECRET = "a secret of thirty-two bytes or more"
 NOWHERE_DSN = "postgresql://app:hunter2@127.0.0.1:1/shop"
@@ -200,8 +200,16 @@ def _issued(token: str) -> float:
 
 
 def test_tail_without_a_gateway() -> None:
-    line = failure("tail", "a", "b", "--anonymous", "--url", "ws://127.0.0.1:1/", code=1)
+    line = failure("tail", "default", "b", "--anonymous", "--url", "ws://127.0.0.1:1/", code=1)
     assert "cannot follow b at ws://127.0.0.1:1/" in line
+
+
+def test_tail_does_not_follow_another_tenant_than_it_was_told() -> None:
+    line = failure("tail", "acme", "b", "--anonymous", code=2)
+    assert "anonymous clients see tenant default, not acme" in line
+    token = sign(SECRET, "acme", "alice", now=0.0)
+    line = failure("tail", "beta", "b", "--token", token, code=2)
+    assert "the token is for tenant acme, not beta" in line
 
 
 def test_status_says_what_is_out_of_reach(migrated: str, redis: EmbeddedRedis) -> None:

@@ -1,5 +1,6 @@
 """relay, gateway, publish, tail and status as one installation."""
 
+import asyncio
 import json
 import signal
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.embedded import EmbeddedRedis
+from gateway.status import read_status
+from gateway.tokens import sign
 from tests.processes import Process, Processes
 
 SECRET = "a secret of thirty-two bytes or more"
@@ -29,6 +32,11 @@ class Installation:
         self.relay = processes.start_relay(**self.settings)
         self.gateway = processes.start_gateway(**self.settings)
         self._runs = 0
+        self.relay.wait_for(
+            lambda: not asyncio.run(read_status(dsn, redis_url)).problems,
+            30,
+            "a status without problems",
+        )
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """The output of one command."""
@@ -122,10 +130,12 @@ def test_a_tail_outlives_a_gateway(installation: Installation) -> None:
 
 
 def test_a_tail_that_is_not_let_in(installation: Installation) -> None:
-    anonymous = installation.tail("orders:1", "--anonymous")
+    url = installation.gateway.websocket_url
+    anonymous = installation.start("tail", "default", "orders:1", "--url", url, "--anonymous")
     assert anonymous.wait(20) == 1
     assert "tidegate: " in anonymous.text()
-    forged = installation.tail("orders:1", "--token", "eyJhbGciOiJIUzI1NiJ9.e30.AAAA")
+    token = sign(SECRET[::-1], "acme", "alice", now=0.0)
+    forged = installation.tail("orders:1", "--token", token)
     assert forged.wait(20) == 1
     assert "3500" in forged.text()
     closed = installation.tail("closed:1")
@@ -184,6 +194,20 @@ def test_status_of_a_running_installation(installation: Installation, redis: Emb
     found = installation.status(code=1)
     assert any("no relay is running" in problem for problem in found["problems"])
     assert all(shard["relay"] is None for shard in found["shards"])
+
+
+def test_every_worker_of_a_gateway_has_its_line(
+    installation: Installation, processes: Processes
+) -> None:
+    two = processes.start_gateway("two", "--workers", "2", **installation.settings)
+    ports = []
+    while len(ports) < 3 and two.returncode is None:
+        ports = [gateway["port"] for gateway in installation.status()["gateways"]]
+    assert sorted(ports) == sorted([installation.gateway.port, two.port, two.port])
+    two.signal(signal.SIGTERM)
+    assert two.wait(30) == 0
+    (left,) = installation.status()["gateways"]
+    assert left["port"] == installation.gateway.port
 
 
 def test_a_relay_without_a_schema_says_so(

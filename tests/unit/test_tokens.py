@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.namespaces import Identity
-from gateway.tokens import CLOCK_LEEWAY_S, TokenError, TokenExpired, TokenInvalid, sign, verify
+from gateway.tokens import (
+    CLOCK_LEEWAY_S,
+    TokenError,
+    TokenExpired,
+    TokenInvalid,
+    claimed_tenant,
+    sign,
+    verify,
+)
 
 SECRET = "a secret of thirty-two bytes or more"
 NOW = 1_800_000_000.0
@@ -146,3 +154,10 @@ def test_a_changed_token_is_refused_and_shows_itself_in_no_error(seed: int) -> N
 def test_sign_refuses_what_verify_would(secret: str, tenant: str, user: str) -> None:
     with pytest.raises(ValueError, match=r"secret|tenant|user"):
         sign(secret, tenant, user, now=NOW)
+
+
+def test_claimed_tenant() -> None:
+    assert claimed_tenant(sign(SECRET, "acme", "alice", now=NOW)) == "acme"
+    assert claimed_tenant(token({"sub": "a"})) == "default"
+    for text in ("", "a.b", "x", token([1]), "a.\u00e9.b", "a.5.b"):
+        assert claimed_tenant(text) is None
