@@ -41,7 +41,7 @@ from gateway.embedded.process import LOOPBACK, ChildProcess, log_tail
 from gateway.embedded.supervisor import NotReady, ProcessState, Supervisor
 from outbox.migrations import migrate
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 STOP_PATIENCE_S = 10.0
 PROBE_TIMEOUT_S = 1.0
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import time
 import urllib.error
@@ -11,9 +12,26 @@ from pathlib import Path
 
 from gateway.embedded.process import ChildProcess, free_port
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 STOP_PATIENCE_S = 20.0
 POLL_S = 0.02
+
+
+def wait_until(ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Polls until ``ready``; fails when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(POLL_S)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended; a zombie has, too, until its new parent notices."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
 
 
 class Process(ChildProcess):
@@ -122,3 +140,24 @@ def _status(url: str) -> int:
         return error.code
     except OSError:
         return 0
+
+
+SERVERS_PARENT = """
+import signal, sys
+from pathlib import Path
+from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
+folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+with EmbeddedPostgres(folder) as postgres, EmbeddedRedis() as redis:
+    print(postgres.pid, redis.pid, postgres.dsn(), flush=True)
+    signal.pause()
+"""
+"""Runs both servers (Postgres in the given folder); prints their process ids and the DSN."""
+
+
+def start_parent(program: str, *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """A Python program in a process of its own, and the words of its first line of output."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    return parent, parent.stdout.readline().split()

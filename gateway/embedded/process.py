@@ -19,6 +19,7 @@ from gateway.embedded import child
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.01
+SPAWN_TIMEOUT_S = 30.0
 LOG_TAIL_BYTES = 4_096
 
 
@@ -58,7 +59,7 @@ class _Spawner:
                     target=self._work, args=(self._jobs,), name="spawner", daemon=True
                 ).start()
             self._jobs.put(job)
-        return answer.result()
+        return answer.result(SPAWN_TIMEOUT_S)
 
     @staticmethod
     def _work(jobs: "queue.SimpleQueue[Callable[[], None]]") -> None:

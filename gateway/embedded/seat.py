@@ -59,17 +59,18 @@ def take_seat(programs: Programs, folder: Path, user_namespace: bool | None) -> 
         identity = f"user={nobody.pw_uid}:{nobody.pw_gid}" if nobody else None
     else:
         identity = f"user={owner.st_uid}:{owner.st_gid}"
-    if identity is None or not reachable(folder.parent):
-        raise EmbeddedServerError(
-            "Postgres refuses to run as root, this system forbids user namespaces, and another "
-            f"user cannot reach {folder}: give a folder that everybody may enter, or run as an "
-            "ordinary user, or set TIDEGATE_POSTGRES_DSN to a server that runs already"
-        )
-    folder.chmod(0o711)
-    seat = Seat(_bin_for_others(programs, folder), identity)
-    if owner is not None:
-        seat.hand_over(cluster)
-    return seat
+    if identity is not None and reachable(folder.parent):
+        folder.chmod(0o711)
+        seat = Seat(_bin_for_others(programs, folder), identity)
+        if _works(seat):
+            if owner is not None:
+                seat.hand_over(cluster)
+            return seat
+    raise EmbeddedServerError(
+        "Postgres refuses to run as root, this system forbids user namespaces, and another "
+        f"user cannot reach {folder}: give a folder that everybody may enter, or run as an "
+        "ordinary user, or set TIDEGATE_POSTGRES_DSN to a server that runs already"
+    )
 
 
 def _works(seat: Seat) -> bool:

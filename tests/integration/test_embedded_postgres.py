@@ -16,7 +16,7 @@ import pytest
 from gateway.embedded import EmbeddedPostgres, EmbeddedServerError
 from gateway.embedded.programs import Source, find_programs
 from gateway.embedded.seat import reachable
-from tests.integration.test_embedded_process import POSTGRES_PARENT, is_gone, start_parent, wait
+from tests.processes import SERVERS_PARENT, is_gone, start_parent, wait_until
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root has this problem")
 
@@ -135,6 +135,24 @@ def test_as_root_where_nothing_helps(tmp_path: Path) -> None:
 
 
 @AS_ROOT
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_as_root_of_a_container_that_has_no_other_users() -> None:
+    program = "from gateway.embedded import EmbeddedPostgres; EmbeddedPostgres().start()"
+    shell = f'echo 0 > /proc/sys/user/max_user_namespaces; "{sys.executable}" -c "{program}"'
+    answer = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-ec", shell],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    if "EmbeddedServerError" not in answer.stderr and "ermitted" in answer.stderr:
+        pytest.skip("user namespaces are forbidden here")
+    assert "EmbeddedServerError: Postgres refuses to run as root" in answer.stderr
+    assert "or run as an ordinary user, or set TIDEGATE_POSTGRES_DSN" in answer.stderr
+
+
+@AS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
 @pytest.mark.parametrize("user", ["daemon", "one who is not listed"])
 def test_as_another_user(home: Path, user: str) -> None:
@@ -207,7 +225,7 @@ def test_restart_after_a_crash_keeps_port_and_commits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", ["parent", "postmaster"])
 def test_data_survives_sigkill(tmp_path: Path, victim: str) -> None:
     folder = tmp_path / "data"
-    parent, (pid, _, dsn) = start_parent(POSTGRES_PARENT, str(folder))
+    parent, (pid, _, dsn) = start_parent(SERVERS_PARENT, str(folder))
     with parent:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS n")
@@ -216,7 +234,7 @@ def test_data_survives_sigkill(tmp_path: Path, victim: str) -> None:
                 os.kill(int(pid), signal.SIGKILL)
             else:
                 parent.kill()
-            wait(lambda: is_gone(backend) and is_gone(int(pid)))
+            wait_until(lambda: is_gone(backend) and is_gone(int(pid)))
         parent.kill()
     with EmbeddedPostgres(folder) as server:
         assert value(server.dsn(), "SELECT count(*) FROM kept") == 1000
@@ -224,7 +242,7 @@ def test_data_survives_sigkill(tmp_path: Path, victim: str) -> None:
 
 def test_start_waits_for_the_server_of_a_killed_parent(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    parent, (_, _, dsn) = start_parent(POSTGRES_PARENT, str(folder))
+    parent, (_, _, dsn) = start_parent(SERVERS_PARENT, str(folder))
     with parent, psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept (n int)")
         parent.kill()
@@ -251,11 +269,11 @@ def test_wrong_setting_fails_at_once_with_the_servers_words() -> None:
 
 
 def test_left_over_of_a_killed_process_is_removed() -> None:
-    parent, (pid, _, _) = start_parent(POSTGRES_PARENT)
+    parent, (pid, _, _) = start_parent(SERVERS_PARENT)
     folder = Path(f"/proc/{pid}/cwd").readlink().parent
     with parent:
         parent.kill()
-    wait(lambda: is_gone(int(pid)))
+    wait_until(lambda: is_gone(int(pid)))
     assert folder.exists()
 
     def removed() -> bool:
@@ -263,7 +281,7 @@ def test_left_over_of_a_killed_process_is_removed() -> None:
             assert server.log.exists()
         return not folder.exists()
 
-    wait(removed)
+    wait_until(removed)
 
 
 def test_log_shows_no_values() -> None:

@@ -5,13 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gateway.embedded.process import ChildProcess, EmbeddedServerError, start_child
+from tests.processes import SERVERS_PARENT, is_gone, start_parent, wait_until
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -23,56 +22,22 @@ print(child.pid, flush=True)
 signal.pause()
 """
 
-POSTGRES_PARENT = """
-import signal, sys
-from pathlib import Path
-from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-with EmbeddedPostgres(folder) as postgres, EmbeddedRedis() as redis:
-    print(postgres.pid, redis.pid, postgres.dsn(), flush=True)
-    signal.pause()
-"""
-
-
-def wait(ready: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether the process has ended; a zombie has, too, until its new parent notices."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
-def start_parent(program: str, *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    return parent, parent.stdout.readline().split()
-
 
 def test_child_dies_when_its_parent_is_killed() -> None:
     parent, [pid] = start_parent(PARENT)
     with parent:
         assert not is_gone(int(pid))
         parent.kill()
-    wait(lambda: is_gone(int(pid)))
+    wait_until(lambda: is_gone(int(pid)))
 
 
 def test_servers_die_when_their_parent_is_killed() -> None:
-    parent, words = start_parent(POSTGRES_PARENT)
+    parent, words = start_parent(SERVERS_PARENT)
     with parent:
         pids = [int(word) for word in words[:2]]
         assert not any(map(is_gone, pids))
         parent.kill()
-    wait(lambda: all(map(is_gone, pids)))
+    wait_until(lambda: all(map(is_gone, pids)))
 
 
 def test_child_outlives_the_thread_that_started_it() -> None:
@@ -145,7 +110,7 @@ def test_stop_ends_with_sigkill(tmp_path: Path) -> None:
     )
     child = ChildProcess([sys.executable, "-c", program], log=log)
     child.restart()
-    wait(lambda: "ready" in log.read_text())
+    wait_until(lambda: "ready" in log.read_text())
     child.stop(patience_s=0.2)
     assert child.returncode == -signal.SIGKILL
 

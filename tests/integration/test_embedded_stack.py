@@ -13,8 +13,7 @@ import redis as redis_client
 from gateway.dev import ProcessState, Stack, StackError, StackOptions
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServerError
 from gateway.embedded.supervisor import UnknownProcess
-from tests.integration.test_embedded_process import is_gone, wait
-from tests.processes import Processes
+from tests.processes import Processes, is_gone, wait_until
 
 
 def state(stack: Stack, name: str) -> ProcessState:
@@ -52,7 +51,7 @@ def test_killed_gateway_stays_down_until_restarted(stack: Stack) -> None:
     assert is_gone(before.pid)
     assert state(stack, "gateway-1").status == "killed"
     stack.crash("relay-1")
-    wait(lambda: state(stack, "relay-1").status == "running")
+    wait_until(lambda: state(stack, "relay-1").status == "running")
     assert state(stack, "gateway-1").status == "killed"
     stack.restart("gateway-1")
     stack.wait_ready()
@@ -64,9 +63,11 @@ def test_killed_gateway_stays_down_until_restarted(stack: Stack) -> None:
 def test_servers_come_back_on_the_same_address(stack: Stack, name: str) -> None:
     before = state(stack, name)
     stack.crash(name)
-    wait(lambda: state(stack, name).status == "running" and state(stack, name).pid != before.pid)
+    wait_until(
+        lambda: state(stack, name).status == "running" and state(stack, name).pid != before.pid
+    )
     assert state(stack, name).port == before.port
-    wait(lambda: all(map(is_ready, stack.gateway_urls)), timeout_s=60)
+    wait_until(lambda: all(map(is_ready, stack.gateway_urls)), timeout_s=60)
 
 
 def test_unknown_name(stack: Stack) -> None:
@@ -101,7 +102,7 @@ def test_given_servers_are_used(migrated: str, redis: EmbeddedRedis) -> None:
     with Stack(options, lambda line: None) as stack:
         assert [process.name for process in stack.processes] == ["relay-1", "gateway-1"]
         with redis_client.Redis.from_url(redis.url) as connection:
-            wait(lambda: connection.exists("tg:epoch") == 1)
+            wait_until(lambda: connection.exists("tg:epoch") == 1)
 
 
 def test_taken_port_is_named() -> None:
@@ -134,7 +135,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def wait_port(port: int, condition: Callable[[str], bool]) -> None:
-    wait(lambda: condition(f"http://127.0.0.1:{port}"), timeout_s=60)
+    wait_until(lambda: condition(f"http://127.0.0.1:{port}"), timeout_s=60)
 
 
 def test_dev_command_ends_cleanly_on_sigterm(
@@ -160,4 +161,4 @@ def test_dev_command_takes_all_with_it_when_killed(
     pids = descendants(dev.pid)
     assert len(pids) >= 4
     dev.kill()
-    wait(lambda: all(map(is_gone, pids)))
+    wait_until(lambda: all(map(is_gone, pids)))

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from gateway.embedded.process import ChildProcess
 from gateway.embedded.supervisor import NotReady, ProcessState, Supervisor, UnknownProcess
+from tests.processes import wait_until
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -41,20 +41,13 @@ def watch() -> Iterator[Watch]:
         child.kill()
 
 
-def wait(ready: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_what_dies_is_started_again(watch: Watch) -> None:
     watch.add("one", SLEEPER)
     watch.supervisor.wait_ready(10)
     before = watch.state("one")
     assert (before.status, before.starts) == ("running", 1)
     watch.supervisor.crash("one")
-    wait(lambda: watch.state("one").starts == 2)
+    wait_until(lambda: watch.state("one").starts == 2)
     watch.supervisor.wait_ready(10)
     assert watch.state("one").pid != before.pid
     assert len(watch.lines) == 1
@@ -67,7 +60,7 @@ def test_what_is_killed_stays_down_until_restarted(watch: Watch) -> None:
     watch.supervisor.kill("one")
     watch.supervisor.crash("two")
     # The other one's return shows that the supervisor has looked in the meantime.
-    wait(lambda: watch.state("two").starts == 2)
+    wait_until(lambda: watch.state("two").starts == 2)
     assert watch.state("one").status == "killed"
     assert watch.state("one").starts == 1
     watch.supervisor.wait_ready(10)
