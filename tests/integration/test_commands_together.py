@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.embedded import EmbeddedRedis
+from gateway.jsontext import members
 from gateway.status import read_status
 from gateway.tokens import sign
 from tests.processes import Process, Processes
@@ -88,6 +89,17 @@ def test_what_is_published_is_tailed(installation: Installation) -> None:
     assert [(m["offset"], m["data"]) for m in found] == [(n, {"n": n}) for n in range(1, 5)]
     assert all(m["tags"]["txid"].isdigit() for m in found)
     assert "4 messages of orders:1, offsets 1…4; 0 missing, 0 repeated" in tail.text()
+
+
+def test_data_passes_unchanged_whatever_it_holds(installation: Installation) -> None:
+    deep = "[" * 3_000 + "]" * 3_000
+    texts = ['{"a":1.50,"b":1e400}', '"\\ud83d"', '"\\u0000"', "12345678901234567890123", deep]
+    for text in texts:
+        installation.run("publish", "acme", "odd:1", text)
+    tail = installation.tail("odd:1", "--since", "start", "--count", str(len(texts)))
+    assert tail.wait(20) == 0, tail.text()
+    lines = [line for line in tail.text().splitlines() if line.startswith("{")]
+    assert [members(line)["data"] for line in lines] == texts
 
 
 def test_a_tail_resumes_where_another_ended(installation: Installation) -> None:
