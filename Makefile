@@ -9,6 +9,7 @@ NODE_MODULES := tests/sdk/node_modules/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_USER := 0
 export PYTHONUTF8 := 1
+export npm_config_update_notifier := false
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint clean
