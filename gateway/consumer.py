@@ -207,7 +207,7 @@ class Consumer:
     async def _join(self, connection: AbstractConnection, group: str, joined: set[int]) -> None:
         """Make this connection's group on every shard that is wanted; remove it from the others,
         and those of earlier connections from all."""
-        joined &= self._hub.positions.keys()
+        joined.intersection_update(self._hub.positions)
         wanted = {keys.bus(self.epoch, shard) for shard in joined}
         for bus, groups in list(self._groups.items()):
             for name in groups - ({group} if bus in wanted else set()):
