@@ -7,6 +7,7 @@
 - ``redis_url``: its URL.
 - ``free_port``: a function that gives a free TCP port.
 - ``processes``: starts ``python -m gateway …`` and watches over it.
+- ``seed``: what the test's random choices begin with.
 - ``require``: skips the test if the machine lacks a program, or fails if it must be there.
 
 ``TIDEGATE_TEST_SERVERS=wheel`` (or ``machine``) runs the tests on the servers from there.
@@ -31,6 +32,7 @@ from tests.processes import Processes
 
 SOURCE = os.environ.get("TIDEGATE_TEST_SERVERS", "any")
 REQUIRED = os.environ.get("TIDEGATE_TEST_REQUIRE", "")
+SEED = os.environ.get("TIDEGATE_TEST_SEED", "")
 TEMPLATE = "migrated_template"
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "chromium": ("chromium-browser", "google-chrome", "google-chrome-stable")
@@ -96,6 +98,12 @@ def redis_url(redis: EmbeddedRedis) -> str:
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     return embedded_process.free_port
+
+
+@pytest.fixture
+def seed() -> int:
+    """TIDEGATE_TEST_SEED, else a random number."""
+    return int(SEED) if SEED else secrets.randbelow(2**32)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -62,15 +63,25 @@ class Diary:
 
     def __init__(self) -> None:
         self.said: list[Said] = []
+        self.last: dict[str, int] = {}
+        """The highest offset received of each channel."""
+        self._times: list[float] = []
         self._changed = asyncio.Event()
 
     def add(self, said: Said) -> None:
         self.said.append(said)
+        self._times.append(time.time())
+        if said.event == "publication":
+            self.last[said.channel] = max(said.offset, self.last.get(said.channel, 0))
         self._changed.set()
 
     def of(self, channel: str, event: str) -> list[Said]:
         """The events of one kind; channel "" for those of the connection."""
         return [s for s in self.said if s.channel == channel and s.event == event]
+
+    def timed(self) -> list[tuple[float, Said]]:
+        """All events with their times, in seconds since 1970."""
+        return list(zip(self._times, self.said, strict=True))
 
     def publications(self, channel: str) -> list[Publication]:
         return [Publication(s.offset, s.data, s.tags) for s in self.of(channel, "publication")]
