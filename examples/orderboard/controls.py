@@ -8,7 +8,9 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway.dev import ProcessState, Stack, StackError
+from gateway.dev import Stack
+from gateway.embedded import EmbeddedServerError
+from gateway.embedded.supervisor import ProcessState
 
 REDIS_TIMEOUT_S = 5.0
 RESTART_TIMEOUT_S = 15.0
@@ -67,7 +69,7 @@ class Controls:
         # Answered when it is ready, so that the page's next dial finds it.
         try:
             await asyncio.to_thread(self._stack.wait_ready, RESTART_TIMEOUT_S)
-        except StackError as error:
+        except EmbeddedServerError as error:
             raise ControlFailed(str(error)) from None
 
     async def _kill_relay(self, name: str | None) -> None:

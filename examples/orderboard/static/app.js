@@ -148,6 +148,7 @@ function counters() {
 
 function verdict(counts) {
   if (truth.last === null) return ["starting", "Starting"];
+  if (counts.unrecovered > 0) return ["bad", "Told: continuity lost"];
   if (!counts.clean) return ["bad", "Something was lost or came twice"];
   if (counts.panes.every((pane) => pane.state === "connecting")) return ["starting", "Connecting"];
   if (counts.missing > 0) return ["waiting", "Catching up"];
