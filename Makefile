@@ -12,7 +12,7 @@ export PYTHONUTF8 := 1
 export npm_config_update_notifier := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint ruff format mypy imports clean
 
 help:
 	@echo "make demo   a live order board on embedded servers, in the browser"
@@ -26,10 +26,18 @@ demo: $(INSTALLED)
 test: $(INSTALLED) $(if $(wildcard tests/sdk/package.json),$(NODE_MODULES))
 	@$(PYTHON) -m pytest $(ARGS)
 
-lint: $(INSTALLED)
+lint: ruff format mypy imports
+
+ruff: $(INSTALLED)
 	$(PYTHON) -m ruff check .
+
+format: $(INSTALLED)
 	$(PYTHON) -m ruff format --check .
+
+mypy: $(INSTALLED)
 	$(PYTHON) -m mypy
+
+imports: $(INSTALLED)
 	$(VENV)/bin/lint-imports
 
 clean:
