@@ -10,6 +10,10 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from time import monotonic
+from typing import LiteralString
+
+from psycopg import errors
 
 from outbox.database import Connection
 from outbox.doorbell import Doorbell
@@ -18,13 +22,18 @@ from outbox.layout import layout
 from outbox.log import Log
 from outbox.message import Message
 from outbox.reconcile import reconcile
-from outbox.sequence import Sequencer
+from outbox.sequence import Batch, Sequencer
 from outbox.streams import Status, Streams
 
 OLD_EPOCH_KEPT_S = 3_600
 """How long the buses of a replaced history stay, for gateways that are still reading them."""
 
 REDIS_DOWN_POLL_S = 1.0
+FAILING_RETRY_S = 5.0
+"""When a shard that cannot be sequenced, while others can, is tried again."""
+
+SHARD_ERRORS = (errors.DataError, errors.IntegrityError, errors.LockNotAvailable)
+"""What one shard's rows, positions or locks can cause, and what need not stop the others."""
 
 Tell = Callable[..., None]
 """Takes an event's name and its values, for the relay's log."""
@@ -77,6 +86,8 @@ class Standing:
     lasts: dict[int, int] = field(default_factory=dict)
     """Shard → seq up to which its bus is known to reach."""
     redis_up: bool = False
+    failing: dict[int, str] = field(default_factory=dict)
+    """Shard → why it cannot be sequenced, though others can."""
     doorbell_off: str | None = None
     """Why it polls instead of waiting for the bell."""
     sequenced: int = 0
@@ -129,6 +140,8 @@ class Pump:
         self._bell = Doorbell(connection, standing.wake)
         self._woken = False
         """Whether the next look is to let writers go on without ringing."""
+        self._retry_at_s = 0.0
+        """When the failing shards are due again."""
         self._polls = Backoff(pace.poll_min_s, pace.poll_max_s)
         self._lock_polls = Backoff(pace.lock_poll_min_s, pace.lock_poll_max_s)
 
@@ -153,21 +166,22 @@ class Pump:
         if standing.publish_epoch:
             await self._publish_epoch()
         standing.ready &= standing.held
-        missing = standing.held - standing.ready
+        served = self._served(standing.held)
+        missing = served - standing.ready
         if missing:
             await self._reconcile(missing)
-        elif standing.held:
-            await self._sequence(sorted(standing.held))
+        elif served:
+            await self._sequence(served)
         else:
             await self._bell.release()
             await self._bell.wait(self._pace.bell_poll_s)
 
-    async def _sequence(self, shards: list[int]) -> None:
+    async def _sequence(self, served: frozenset[int]) -> None:
         standing = self._standing
         prelude = self._bell.prelude() if self._woken else None
         self._woken = False
-        last_look = self._bell.locked == frozenset(shards)
-        batch = await self._sequencer.batch(shards, self._batch_messages, prelude)
+        last_look = self._bell.locked == served
+        batch = await self._batch(sorted(served), prelude)
         if batch.epoch != standing.epoch:
             # Another relay replaced it. The messages stand in the log: reconcile brings them.
             self._adopt(batch.epoch)
@@ -178,16 +192,62 @@ class Pump:
             self._woken = True
             await self._append(batch.messages)
         elif not batch.more:
-            await self._sleep(last_look)
+            await self._sleep(served, last_look)
 
-    async def _sleep(self, last_look: bool) -> None:
+    def _served(self, shards: frozenset[int]) -> frozenset[int]:
+        """The shards without those that fail and are not due."""
+        failing = self._standing.failing
+        if failing and monotonic() >= self._retry_at_s:
+            self._retry_at_s = monotonic() + FAILING_RETRY_S
+            return shards
+        return (shards - failing.keys()) or shards
+
+    async def _batch(self, shards: list[int], prelude: LiteralString | None) -> Batch:
+        """One batch of all shards or, where that fails, of each shard that does not fail alone."""
+        failing = self._standing.failing
+        try:
+            batch = await self._sequencer.batch(shards, self._batch_messages, prelude)
+        except SHARD_ERRORS as error:
+            if len(shards) == 1:
+                raise
+            failure = error
+        else:
+            for shard in failing.keys() & set(shards):
+                del failing[shard]
+                self._tell("shard is sequenced again", shard=shard)
+            return batch
+        batches: list[Batch] = []
+        for shard in shards:
+            try:
+                batches.append(await self._sequencer.batch([shard], self._batch_messages))
+            except SHARD_ERRORS as error:
+                self._failed(shard, error)
+        if not batches or len({batch.epoch for batch in batches}) > 1:
+            raise failure
+        return Batch(
+            batches[0].epoch,
+            [message for batch in batches for message in batch.messages],
+            any(batch.more for batch in batches),
+        )
+
+    def _failed(self, shard: int, error: Exception) -> None:
+        cause = str(error).partition("\n")[0]
+        if self._standing.failing.get(shard) != cause:
+            self._tell("shard cannot be sequenced", shard=shard, cause=cause)
+        self._standing.failing[shard] = cause
+        self._retry_at_s = monotonic() + FAILING_RETRY_S
+
+    async def _sleep(self, shards: frozenset[int], last_look: bool) -> None:
         if self._standing.doorbell_off is not None:
             await self._bell.wait(self._polls.next_s())
         elif last_look:
-            self._woken = await self._bell.wait(self._pace.bell_poll_s)
-            if not self._woken:
+            failing = bool(self._standing.failing)
+            self._woken = await self._bell.wait(
+                FAILING_RETRY_S if failing else self._pace.bell_poll_s
+            )
+            if not self._woken and not failing:
                 await self.listen()
-        elif not await self._bell.lock(self._standing.held):
+        elif not await self._bell.lock(shards):
             self._woken = await self._bell.wait(self._lock_polls.next_s())
 
     async def _append(self, messages: list[Message]) -> None:
@@ -224,6 +284,25 @@ class Pump:
             await self._replace_epoch(fork)
 
     async def _reconcile(self, shards: frozenset[int]) -> None:
+        try:
+            await self._reconcile_together(shards)
+        except SHARD_ERRORS as error:
+            if len(shards) == 1:
+                raise
+            failure = error
+        else:
+            return
+        failed = 0
+        for shard in sorted(shards):
+            try:
+                await self._reconcile_together(frozenset({shard}))
+            except SHARD_ERRORS as error:
+                self._failed(shard, error)
+                failed += 1
+        if failed == len(shards):
+            raise failure
+
+    async def _reconcile_together(self, shards: frozenset[int]) -> None:
         standing = self._standing
 
         async def read_heads() -> tuple[str, Mapping[int, int]]:

@@ -29,6 +29,7 @@ from outbox.streams import StreamLimits, Streams, check, connect
 STOP_PATIENCE_S = 10.0
 """How long a clean stop may take to finish the batch at hand; the log has what is cut off."""
 
+SERVER_PATIENCE_MS = 10_000
 POOL_SIZE = 2
 POOL_TIMEOUT_S = 5.0
 MAINTENANCE_RETRY_S = 60.0
@@ -75,6 +76,8 @@ class RelayHealth:
     """Empty before it was first connected."""
     shards: tuple[int, ...]
     """The shards that it serves at this moment."""
+    failing: dict[int, str]
+    """Shard → why it cannot be sequenced, though others can."""
     sequenced: int
     """Messages since it was started."""
     refilled: int
@@ -109,6 +112,7 @@ class Relay:
             doorbell=standing.doorbell_off,
             epoch=standing.epoch,
             shards=tuple(sorted(standing.ready)),
+            failing=dict(standing.failing),
             sequenced=standing.sequenced,
             refilled=standing.refilled,
         )
@@ -177,6 +181,10 @@ class Relay:
             )
             stack.push_async_callback(connection.close)
             found = await layout(connection)
+            if not connection.pooled:
+                # Should this process be stopped, the server must not go on waiting for it to read
+                # an answer: the transaction would keep the locks of its shards.
+                await connection.execute(f"SET tcp_user_timeout = {SERVER_PATIENCE_MS}")
             pool = await database.open_pool(
                 options.postgres_dsn,
                 0,

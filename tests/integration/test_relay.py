@@ -421,6 +421,64 @@ async def test_the_epoch_in_redis_is_repaired(
         await until(repaired, "the epoch is there again")
 
 
+async def test_a_shard_that_cannot_be_sequenced_stops_no_other(
+    options: RelayOptions, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.pump.FAILING_RETRY_S", 0.3)
+    broken, whole = probe.shard("a"), probe.stranger("a")
+    async with running(options) as relay:
+        await serves_all(relay, probe)
+        await probe.publish("a", whole)
+        await settled(probe)
+        # Somebody has lowered the head by hand, so that positions come twice in the log.
+        await probe.connection.execute(
+            "UPDATE tidegate.shard SET head = head - 1 WHERE id = %s", (broken,)
+        )
+        await probe.publish("a", whole)
+        await until(lambda: relay.health().failing, "the shard is known to fail")
+        assert list(relay.health().failing) == [broken]
+        await probe.publish(whole, whole)
+        await until(lambda: relay.health().sequenced == 5, "other rooms go on")
+        assert await probe.waiting() == 1
+        await probe.connection.execute(
+            "UPDATE tidegate.shard SET head = head + 1 WHERE id = %s", (broken,)
+        )
+        await settled(probe)
+        await probe.publish("a")
+        await settled(probe)
+        assert not relay.health().failing
+        assert offsets(await probe.in_room("a")) == [1, 2, 3]
+
+
+async def test_locks_that_somebody_holds_stop_no_other_shard(
+    options: RelayOptions, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "outbox.sequence._SETTINGS",
+        {"lock_timeout": "100ms", "statement_timeout": "5s", "idle_timeout": "5s"},
+    )
+    monkeypatch.setattr("outbox.pump.FAILING_RETRY_S", 0.3)
+    whole = probe.stranger("a")
+    async with running(options) as relay:
+        await serves_all(relay, probe)
+        async with await psycopg.AsyncConnection.connect(probe.dsn) as stopped:
+            await stopped.execute(
+                "SELECT FROM tidegate.shard WHERE id = %s FOR UPDATE", (probe.shard("a"),)
+            )
+            await probe.publish("a", whole)
+            await until(lambda: relay.health().sequenced == 1, "other rooms go on")
+            assert list(relay.health().failing) == [probe.shard("a")]
+            async with running(options) as other:
+                # The second relay waits for the same lock before it may use its shards.
+                await until(lambda: len(other.health().shards) >= 7, "it serves its share")
+                await probe.publish(*ROOMS)
+                await until(
+                    lambda: len(other.health().shards) + len(relay.health().shards) >= 15,
+                    "all other shards are served",
+                )
+        await settled(probe)
+
+
 async def test_a_missing_schema_ends_it(database: str, redis_url: str) -> None:
     relay = Relay(RelayOptions(postgres_dsn=database, redis_url=redis_url))
     with pytest.raises(SchemaMismatch, match="tidegate migrate"):
