@@ -335,13 +335,7 @@ class Pump:
     async def _replace_epoch(self, proof: Fork) -> None:
         """Ends a history of which Postgres has lost a part that was delivered."""
         lost = self._standing.epoch
-        async with self._sequencer.hold(self._shards) as (present, _):
-            pass
-        if present != lost:
-            # Another relay was quicker.
-            self._adopt(present)
-            return
-        epoch = await self._sequencer.new_epoch()
+        epoch = await self._sequencer.new_epoch(lost)
         self._tell("Postgres lost commits that were delivered", proof=str(proof), epoch=lost)
         self._adopt(epoch)
         await self._streams.set_epoch(epoch)

@@ -72,7 +72,10 @@ _HEADS = """
 """
 _SHARDS = "SELECT array_agg(i) FROM generate_series(0, (SELECT shards FROM tidegate.meta) - 1) i"
 _NEW_EPOCH = """
-    UPDATE tidegate.meta SET epoch = left(md5(gen_random_uuid()::text), 16) RETURNING epoch
+    UPDATE tidegate.meta
+    SET epoch = CASE WHEN epoch = coalesce(%(lost)s, epoch)
+                THEN left(md5(gen_random_uuid()::text), 16) ELSE epoch END
+    RETURNING epoch
 """
 SEQUENCE: LiteralString = (
     resources.files("outbox").joinpath("sequence.sql").read_text().format(columns=rows.COLUMNS)
@@ -189,10 +192,11 @@ class Sequencer:
             yield epoch, {shard: head for shard, head, _ in found}
             await self._connection.execute("COMMIT")
 
-    async def new_epoch(self) -> str:
+    async def new_epoch(self, lost: str | None = None) -> str:
         """Ends the present history: everything sequenced from now on belongs to the epoch returned.
 
-        Waits until nobody sequences. Raises: as ``batch``.
+        With ``lost``, only the history of that epoch: of several relays that found its loss, one
+        replaces it and all get the same answer. Waits until nobody sequences. Raises: as ``batch``.
         """
         self.forget()
         async with self._transaction():
@@ -201,7 +205,7 @@ class Sequencer:
             shards = row[0] if row is not None and row[0] is not None else []
             async with self._connection.pipeline():
                 await self._begin(shards)
-                answer = await self._connection.execute(_NEW_EPOCH)
+                answer = await self._connection.execute(_NEW_EPOCH, {"lost": lost})
                 await self._connection.execute("COMMIT")
             row = await answer.fetchone()
         if row is None:
