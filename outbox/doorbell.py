@@ -56,16 +56,17 @@ class Doorbell:
         self.changed = False
         if self._connection.pooled:
             return "a pooler stands before Postgres, where LISTEN does not work"
-        cursor = await self._connection.execute(_ENABLED)
-        row = await cursor.fetchone()
-        if row is None or not row[0]:
-            return "the trigger doorbell is off (SELECT tidegate.set_doorbell(true))"
         try:
             await self._connection.execute(f"LISTEN {DOORBELL_CHANNEL}")
         except psycopg.OperationalError:
             raise
         except psycopg.Error as error:
             return f"LISTEN is refused ({error.diag.message_primary})"
+        # Asked afterwards: if it is switched now, that is heard.
+        cursor = await self._connection.execute(_ENABLED)
+        row = await cursor.fetchone()
+        if row is None or not row[0]:
+            return "the trigger doorbell is off (SELECT tidegate.set_doorbell(true))"
         return None
 
     async def lock(self, shards: Iterable[int]) -> bool:

@@ -177,6 +177,8 @@ BEGIN
     ELSE
         ALTER TABLE tidegate.outbox DISABLE TRIGGER doorbell;
     END IF;
+    -- Relays that sleep until it rings look whether it still does.
+    NOTIFY tidegate, 'switched';
 END
 $$;
 COMMENT ON FUNCTION tidegate.set_doorbell IS

@@ -158,6 +158,22 @@ async def test_it_polls_where_the_bell_is_off(options: RelayOptions, probe: Prob
     assert [entry["event"] for entry in logs].count("doorbell is off: polling") == 1
 
 
+async def test_a_bell_that_is_switched_on_and_off_is_noticed(
+    options: RelayOptions, probe: Probe
+) -> None:
+    await probe.connection.execute("SELECT tidegate.set_doorbell(false)")
+    async with running(options) as relay:
+        await serves_all(relay, probe)
+        await probe.connection.execute("SELECT tidegate.set_doorbell(true)")
+        await until(lambda: relay.health().doorbell is None, "it knows that the bell works")
+        await probe.publish(*ROOMS)
+        await settled(probe)
+        await probe.connection.execute("SELECT tidegate.set_doorbell(false)")
+        await probe.publish(*ROOMS)
+        await settled(probe)
+        await until(lambda: relay.health().doorbell, "it knows that the bell is off")
+
+
 class Greedy(Leases):
     """A relay that believes that it holds everything, whatever the leases say."""
 
