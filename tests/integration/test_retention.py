@@ -29,7 +29,8 @@ async def partitions(connection: Connection) -> list[str]:
 
 async def today(connection: Connection) -> date:
     cursor = await connection.execute("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date")
-    (day,) = await cursor.fetchone() or (datetime.now(UTC).date(),)
+    row = await cursor.fetchone()
+    day: date = row[0] if row else date.min
     return day
 
 
