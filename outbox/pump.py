@@ -7,11 +7,11 @@ the doorbell. The relay repeats steps, and makes a new pump after an error of Po
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from time import monotonic
-from typing import LiteralString
+from typing import Any, LiteralString, Protocol
 
 from psycopg import errors
 
@@ -35,8 +35,13 @@ FAILING_RETRY_S = 5.0
 SHARD_ERRORS = (errors.DataError, errors.IntegrityError, errors.LockNotAvailable)
 """What one shard's rows, positions or locks can cause, and what need not stop the others."""
 
-Tell = Callable[..., None]
-"""Takes an event's name and its values, for the relay's log."""
+
+class Journal(Protocol):
+    """Where the pump tells what happened: a structlog logger, which only the relay imports."""
+
+    def info(self, event: str, **values: Any) -> Any: ...
+
+    def warning(self, event: str, **values: Any) -> Any: ...
 
 
 class Backoff:
@@ -123,7 +128,7 @@ class Pump:
         shards: int,
         batch_messages: int,
         pace: Pace,
-        tell: Tell,
+        journal: Journal,
     ) -> None:
         """``shards`` says how many there are, ``batch_messages`` how many to sequence per shard in
         one transaction. ``log`` reads the same database.
@@ -135,7 +140,7 @@ class Pump:
         self._shards = range(shards)
         self._batch_messages = batch_messages
         self._pace = pace
-        self._tell = tell
+        self._journal = journal
         self._sequencer = Sequencer(connection)
         self._bell = Doorbell(connection, standing.wake)
         self._woken = False
@@ -149,7 +154,7 @@ class Pump:
         """Has the doorbell heard, or tells why not. To be called before the first step."""
         reason = await self._bell.listen()
         if reason is not None and reason != self._standing.doorbell_off:
-            self._tell("doorbell is off: polling", cause=reason)
+            self._journal.warning("doorbell is off: polling", cause=reason)
         self._standing.doorbell_off = reason
 
     async def step(self) -> None:
@@ -214,7 +219,7 @@ class Pump:
         else:
             for shard in failing.keys() & set(shards):
                 del failing[shard]
-                self._tell("shard is sequenced again", shard=shard)
+                self._journal.info("shard is sequenced again", shard=shard)
             return batch
         batches: list[Batch] = []
         for shard in shards:
@@ -233,7 +238,7 @@ class Pump:
     def _failed(self, shard: int, error: Exception) -> None:
         cause = str(error).partition("\n")[0]
         if self._standing.failing.get(shard) != cause:
-            self._tell("shard cannot be sequenced", shard=shard, cause=cause)
+            self._journal.warning("shard cannot be sequenced", shard=shard, cause=cause)
         self._standing.failing[shard] = cause
         self._retry_at_s = monotonic() + FAILING_RETRY_S
 
@@ -321,7 +326,7 @@ class Pump:
         standing.ready |= done.lasts.keys() - done.unfinished
         standing.refilled += done.refilled
         if done.refilled:
-            self._tell("buses refilled", messages=done.refilled, shards=len(shards))
+            self._journal.info("buses refilled", messages=done.refilled, shards=len(shards))
         if done.unfinished:
             await self._bell.wait(self._lock_polls.next_s())
 
@@ -336,7 +341,9 @@ class Pump:
         """Ends a history of which Postgres has lost a part that was delivered."""
         lost = self._standing.epoch
         epoch = await self._sequencer.new_epoch(lost)
-        self._tell("Postgres lost commits that were delivered", proof=str(proof), epoch=lost)
+        self._journal.warning(
+            "Postgres lost commits that were delivered", proof=str(proof), epoch=lost
+        )
         self._adopt(epoch)
         await self._streams.set_epoch(epoch)
         await self._streams.expire(lost, self._shards, OLD_EPOCH_KEPT_S)
@@ -344,4 +351,4 @@ class Pump:
     def _adopt(self, epoch: str) -> None:
         before = self._standing.epoch
         if self._standing.adopt(epoch):
-            self._tell("epoch changed", epoch=epoch, before=before)
+            self._journal.warning("epoch changed", epoch=epoch, before=before)

@@ -210,7 +210,7 @@ class Relay:
                 found.shards,
                 options.batch_messages,
                 options.pace,
-                log.warning,
+                log,
             )
             await pump.listen()
             self._over("postgres")

@@ -1,6 +1,7 @@
 """The relay against real servers: complete, in order and equal to the log, whatever is lost."""
 
 import asyncio
+import os
 import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -64,6 +65,16 @@ async def settled(probe: Probe) -> None:
     assert await probe.differences() == []
 
 
+async def advisory_locks(probe: Probe) -> int:
+    """Held by relays that sleep, one for each shard."""
+    cursor = await probe.connection.execute(
+        "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
+        "WHERE locktype = 'advisory' AND granted AND datname = current_database()"
+    )
+    row = await cursor.fetchone()
+    return -1 if row is None else int(row[0])
+
+
 async def write(dsn: str, transactions: int, pause_s: float = 0.005) -> int:
     """A writer: transactions of random length, one in ten rolled back; how many were committed."""
     committed = 0
@@ -124,8 +135,8 @@ async def test_an_idle_relay_leaves_the_database_alone(options: RelayOptions, pr
     async def last_statements() -> list[Any]:
         cursor = await probe.connection.execute(
             "SELECT pid, state_change FROM pg_stat_activity "
-            "WHERE datname = current_database() AND application_name LIKE 'tidegate-relay%%' "
-            "AND state = 'idle' ORDER BY pid"
+            "WHERE datname = current_database() "
+            "AND application_name IN ('tidegate-relay', 'tidegate-relay-log') ORDER BY pid"
         )
         return await cursor.fetchall()
 
@@ -133,11 +144,9 @@ async def test_an_idle_relay_leaves_the_database_alone(options: RelayOptions, pr
         await serves_all(relay, probe)
         await probe.publish("a")
         await settled(probe)
-        lock_holders = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 
         async def asleep() -> bool:
-            row = await (await probe.connection.execute(lock_holders)).fetchone()
-            return row == (probe.shards,)
+            return await advisory_locks(probe) == probe.shards
 
         await until(asleep, "the relay sleeps")
         before = await last_statements()
@@ -294,6 +303,50 @@ async def test_rows_wait_while_redis_is_down(
     assert all(one != following for one, following in pairwise(causes))
 
 
+async def test_a_stalled_redis_makes_no_message_two(
+    options: RelayOptions, probe: Probe, redis: EmbeddedRedis
+) -> None:
+    async with running(replace(options, redis_timeout_s=0.3)) as relay:
+        await serves_all(relay, probe)
+        await probe.publish("a")
+        await settled(probe)
+        os.kill(redis.pid, signal.SIGSTOP)
+        try:
+            # Appended when the server wakes, though the relay has long given up.
+            await probe.publish("a")
+            await until(probe.sequenced, "the message is sequenced")
+            await until(lambda: relay.health().redis, "the stall is noticed")
+            await probe.publish("a")
+        finally:
+            os.kill(redis.pid, signal.SIGCONT)
+        await settled(probe)
+        assert seqs(await probe.on_bus(probe.shard("a"))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("trouble", ["read-only", "full"])
+async def test_a_redis_that_refuses_writes_is_waited_out(
+    options: RelayOptions, probe: Probe, trouble: str
+) -> None:
+    async with running(options) as relay:
+        await serves_all(relay, probe)
+        await probe.publish(*ROOMS)
+        await settled(probe)
+        if trouble == "full":
+            await probe.client.config_set("maxmemory", "1")
+        else:
+            await probe.client.replicaof("127.0.0.1", "1")
+        await until(lambda: relay.health().redis, "the refusal is noticed")
+        await probe.publish(*ROOMS)
+        await asyncio.sleep(0.3)
+        assert await probe.waiting() == 20
+        if trouble == "full":
+            await probe.client.config_set("maxmemory", "0")
+        else:
+            await probe.client.replicaof("NO", "ONE")
+        await settled(probe)
+        assert relay.health().redis is None
+
+
 async def test_writers_do_not_ring_for_a_relay_that_cannot_deliver(
     options: RelayOptions, probe: Probe, redis: EmbeddedRedis
 ) -> None:
@@ -303,10 +356,7 @@ async def test_writers_do_not_ring_for_a_relay_that_cannot_deliver(
         await until(lambda: relay.health().redis is not None, "the loss is noticed")
 
         async def unlocked() -> bool:
-            cursor = await probe.connection.execute(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-            )
-            return await cursor.fetchone() == (0,)
+            return await advisory_locks(probe) == 0
 
         await until(unlocked, "the locks are given back")
         redis.restart()
