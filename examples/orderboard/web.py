@@ -117,7 +117,10 @@ class Web:
         )
 
     async def _rate(self, request: Request) -> Response:
-        body: Any = await request.json()
+        try:
+            body: Any = await request.json()
+        except ValueError:
+            body = None
         rate = body.get("per_s") if isinstance(body, dict) else None
         if rate not in RATES_PER_S:
             return JSONResponse({"error": f"per_s must be one of {RATES_PER_S}"}, status_code=400)

@@ -2,6 +2,8 @@
 
 const LANES = ["received", "preparing", "ready"];
 const CARDS_PER_LANE = 8;
+const CARDS_PER_LANE_NARROW = 4;
+const NARROW = window.matchMedia("(max-width: 700px)"); // as in style.css
 
 /** The state of the board and its drawing into `element` (a pane's `.lanes`). */
 export class Board {
@@ -19,6 +21,7 @@ export class Board {
         more: section.querySelector(".more"),
       });
     }
+    NARROW.addEventListener("change", () => this.#draw());
   }
 
   /** Replace everything with rows as /board gives them. */
@@ -54,14 +57,15 @@ export class Board {
 
   #render() {
     const wanted = new Map();
+    const shown = NARROW.matches ? CARDS_PER_LANE_NARROW : CARDS_PER_LANE;
     for (const lane of LANES) {
       const orders = [...this.#orders.values()].filter((order) => order.status === lane);
       orders.sort((a, b) => b.order - a.order);
       const { count, more } = this.#lanes.get(lane);
       setText(count, String(orders.length));
-      const rest = orders.length - CARDS_PER_LANE;
+      const rest = orders.length - shown;
       setText(more, rest > 0 ? `and ${rest} more` : "");
-      for (const order of orders.slice(0, CARDS_PER_LANE)) wanted.set(`${lane}/${order.order}`, order);
+      for (const order of orders.slice(0, shown)) wanted.set(`${lane}/${order.order}`, order);
     }
     // Take away first, then add at the right places: a card that stays is never moved, since moving
     // it in the document would start its animation anew.

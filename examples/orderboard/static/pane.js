@@ -21,6 +21,8 @@ const STATES = {
   ended: "Ended",
 };
 
+const ATTEMPTS_BEFORE_HINT = 5;
+
 export class Pane {
   /** `room`: what this pane may use of the page: {name, gateways(), clientToken(), loadBoard(),
    *  now(), report(text, tone), measure(screen, latencyMs, replayed)}. */
@@ -45,6 +47,7 @@ export class Pane {
   /** Messages that wait for a board being loaded anew; null when none is. */
   #waiting = null;
   #subscribedAtMs = 0;
+  #attempts = 0;
   #replay = { count: 0, lastAtMs: 0, state: "none" };
 
   /** Start from `loaded`, an answer of /board. */
@@ -66,6 +69,7 @@ export class Pane {
       },
     });
     this.#client.on("connecting", () => this.#away());
+    this.#client.on("error", ({ type }) => this.#failed(type));
     this.#client.on("disconnected", ({ code, reason }) => this.#ended(code, reason));
     const subscription = this.#client.newSubscription(this.#page.room, {
       since: { offset: loaded.offset, epoch: loaded.epoch },
@@ -163,6 +167,14 @@ export class Pane {
     this.#replay.state = "none";
     const what = count === 0 ? "nothing was missed" : `${count} missed message${count === 1 ? "" : "s"} replayed`;
     this.#page.report(`Screen ${this.name} is back through gateway ${this.gateway}: ${what}`, "good");
+  }
+
+  /** An attempt failed; the SDK tries again. Worth a line only if no attempt ever succeeded. */
+  #failed(type) {
+    if (this.#subscribedAtMs !== 0 || type !== "transport") return;
+    this.#attempts += 1;
+    if (this.#attempts !== ATTEMPTS_BEFORE_HINT) return;
+    this.#page.report(`Screen ${this.name} cannot reach ${this.#url()}: is its port open to this browser?`, "bad");
   }
 
   #away() {
