@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.conftest import lacking
 
 FOLDER = Path(__file__).parent
 INSTALL_TIMEOUT_S = 120
@@ -17,10 +17,8 @@ INSTALL_TIMEOUT_S = 120
 def node(require: Callable[[str], str]) -> str:
     """Path of Node, with the packages in place; ``require`` is the fixture of that name."""
     path = require("node")
-    problem = install()
-    if problem:
-        require("npm")
-        pytest.fail(problem)
+    if problem := install():
+        lacking("node", problem)
     return path
 
 
