@@ -70,6 +70,18 @@ _HEADS = """
         ORDER BY s.head DESC LIMIT 1
     ) s
 """
+# A relay that was stopped, or whose link is dead, may leave its server waiting to hand over a large
+# batch, which no time-out of the server's ends.
+_EVICT = """
+    SELECT pg_terminate_backend(a.pid)
+    FROM pg_stat_activity a
+    WHERE a.pid <> pg_backend_pid() AND a.wait_event = 'ClientWrite'
+      AND a.xact_start < clock_timestamp() - %(lock_timeout)s::interval
+      AND a.pid IN (SELECT l.pid FROM pg_locks l
+                    WHERE l.relation = 'tidegate.shard'::regclass
+                      AND l.database = (SELECT oid FROM pg_database
+                                        WHERE datname = current_database()))
+"""
 _SHARDS = "SELECT array_agg(i) FROM generate_series(0, (SELECT shards FROM tidegate.meta) - 1) i"
 _NEW_EPOCH = """
     UPDATE tidegate.meta
@@ -131,7 +143,8 @@ class Sequencer:
         self, shards: Sequence[int], limit_per_shard: int, prelude: LiteralString | None
     ) -> Batch:
         ordered = sorted(set(shards))
-        remembered = [self._memory.get(shard, NOTHING) for shard in ordered]
+        # Out of memory until this batch has succeeded.
+        remembered = [self._memory.pop(shard, NOTHING) for shard in ordered]
         parameters = {
             "shards": ordered,
             "marks": [mark for mark, _ in remembered],
@@ -140,8 +153,6 @@ class Sequencer:
             "limit_bytes": self._limit_bytes,
             "batch": token_hex(8),
         }
-        # Whatever goes wrong, what was remembered is not relied on again.
-        self._memory.clear()
         async with self._transaction():
             async with self._connection.pipeline():
                 if prelude is not None:
@@ -169,7 +180,7 @@ class Sequencer:
             more = more or not emptied
         # Behind a pooler the next batch may meet another server, with other transaction ids.
         if not self._connection.pooled:
-            self._memory = memory
+            self._memory |= memory
         messages.sort()
         return Batch(epoch, messages, more)
 
@@ -227,6 +238,8 @@ class Sequencer:
         except BaseException as error:
             self.forget()
             await self._clean(error)
+            if isinstance(error, errors.LockNotAvailable) and not self._connection.closed:
+                await self._connection.execute(_EVICT, _SETTINGS)
             raise
 
     async def _clean(self, error: BaseException) -> None:

@@ -325,6 +325,9 @@ async def test_dead_rows_under_an_old_snapshot_are_not_stepped_over(bench: Bench
         )
         assert len(await drain(sequencer, 50)) == 5_000
         assert await reads_of_a_batch(sequencer, writer, connection) <= fresh + 5
+        # What is remembered of one shard outlasts a look at others.
+        await sequencer.batch([shard_of("acme", other_shard("r"), 16, 4)], LIMIT)
+        assert await reads_of_a_batch(sequencer, writer, connection) <= fresh + 5
         # What a new relay does once.
         sequencer.forget()
         assert await reads_of_a_batch(sequencer, writer, connection) > fresh + 4_000
@@ -473,6 +476,30 @@ async def test_after_an_error_the_connection_serves_on(
         others = [other for other in SHARDS if other != shard]
         assert (await sequencer.batch(others, LIMIT)).messages == []
     assert await take(sequencer) == ["1"]
+
+
+async def test_a_relay_that_stopped_reading_is_evicted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server holds the locks and waits for ever to hand over the rest of a large batch."""
+    monkeypatch.setitem(sequence._SETTINGS, "lock_timeout", "200ms")
+    writer, sequencer = await bench.connection(), await bench.sequencer()
+    await publish(writer, "r", 1)
+    with psycopg.connect(bench.dsn) as stopped:
+        stopped.pgconn.send_query(
+            b"BEGIN; SELECT FROM tidegate.shard FOR NO KEY UPDATE;"
+            b"SELECT repeat('x', 100000) FROM generate_series(1, 1000)"
+        )
+        stopped.pgconn.flush()
+        while not await value(
+            writer, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'"
+        ):
+            await asyncio.sleep(0.01)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            async with sequencer.hold(SHARDS):
+                pass
+        assert await take(sequencer) == ["1"]
+        stopped.close()
 
 
 async def test_hold_keeps_others_waiting(bench: Bench) -> None:
