@@ -126,13 +126,13 @@ def require() -> Callable[[str], str]:
     def path_of(program: str) -> str:
         path = _path_of(program)
         if path is None:
-            lacking(program, f"{program} is not installed")
+            _lacking(program, f"{program} is not installed")
         return path
 
     return path_of
 
 
-def lacking(what: str, reason: str) -> NoReturn:
+def _lacking(what: str, reason: str) -> NoReturn:
     """Skips the test, or fails it if TIDEGATE_TEST_REQUIRE names ``what``."""
     if what in REQUIRED.split(","):
         pytest.fail(f"{reason}, but TIDEGATE_TEST_REQUIRE names {what}")

@@ -1,10 +1,12 @@
 """A Postgres server of our own: made, started, watched, stopped."""
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -239,9 +241,7 @@ class EmbeddedPostgres:
         unfinished.rename(self._cluster)
 
     def _launch(self, seat: Seat, port: int | None) -> None:
-        # Left by a killed server. Holding the folder's lock proves that it is gone; without the
-        # file a process that has got its number since cannot be taken for it.
-        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+        self._remove_pid_file()
         settings = (
             SETTINGS | (EPHEMERAL_SETTINGS if self._folder.ephemeral else {}) | self._settings
         )
@@ -273,6 +273,24 @@ class EmbeddedPostgres:
                     taken = b"Address already in use" in log.read()
                 if not taken or attempt == PORT_ATTEMPTS:
                     raise
+
+    def _remove_pid_file(self) -> None:
+        """Removes what a killed server left.
+
+        Holding the folder's lock proves that ours is gone. With the file in place, a process that
+        has got the same number since, as happens in containers, would be taken for it.
+        """
+        path = self._cluster / "postmaster.pid"
+        if not path.exists() or sys.platform != "linux":
+            return
+        pid = path.read_text().split("\n", 1)[0]
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cwd").samefile(self._cluster):
+                raise EmbeddedServerError(
+                    f"a Postgres that was started in another way runs on {self._cluster} (process "
+                    f"{pid}): stop that one or give another folder"
+                )
+        path.unlink()
 
     def _ready(self) -> bool:
         """Reads line 8 of the pid file, where the postmaster writes its state, as pg_ctl does."""

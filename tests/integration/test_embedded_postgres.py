@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedServerError
+from gateway.embedded.process import start_child
 from gateway.embedded.programs import Source, find_programs
 from gateway.embedded.seat import reachable
 from tests.processes import SERVERS_PARENT, is_gone, start_parent, wait_until
@@ -186,6 +187,28 @@ def test_second_server_on_the_same_folder(tmp_path: Path) -> None:
         with pytest.raises(EmbeddedServerError, match="is in use: process") as info:
             EmbeddedPostgres(tmp_path / "data").start()
         assert str(os.getpid()) in str(info.value)
+        assert value(server.dsn(), "SELECT 1") == 1
+
+
+def test_server_that_was_started_in_another_way(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data") as server:
+        cluster = Path(f"/proc/{server.pid}/cwd").readlink()
+    other = start_child([sys.executable, "-c", "import signal; signal.pause()"], cwd=cluster)
+    (cluster / "postmaster.pid").write_text(f"{other.pid}\n{cluster}\n")
+    try:
+        with pytest.raises(EmbeddedServerError, match="started in another way") as info:
+            EmbeddedPostgres(tmp_path / "data").start()
+        assert str(other.pid) in str(info.value)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_number_of_a_killed_server_that_another_process_has_now(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data") as server:
+        cluster = Path(f"/proc/{server.pid}/cwd").readlink()
+    (cluster / "postmaster.pid").write_text(f"{os.getpid()}\n{cluster}\n")
+    with EmbeddedPostgres(tmp_path / "data") as server:
         assert value(server.dsn(), "SELECT 1") == 1
 
 
