@@ -19,7 +19,6 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import psycopg
 import pytest
@@ -29,9 +28,9 @@ from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from gateway.embedded import process as embedded_process
 from gateway.embedded.programs import find_programs
 from tests.processes import Processes
+from tests.requirements import lacking
 
 SOURCE = os.environ.get("TIDEGATE_TEST_SERVERS", "any")
-REQUIRED = os.environ.get("TIDEGATE_TEST_REQUIRE", "")
 SEED = os.environ.get("TIDEGATE_TEST_SEED", "")
 TEMPLATE = "migrated_template"
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
@@ -126,17 +125,10 @@ def require() -> Callable[[str], str]:
     def path_of(program: str) -> str:
         path = _path_of(program)
         if path is None:
-            _lacking(program, f"{program} is not installed")
+            lacking(program, f"{program} is not installed")
         return path
 
     return path_of
-
-
-def _lacking(what: str, reason: str) -> NoReturn:
-    """Skips the test, or fails it if TIDEGATE_TEST_REQUIRE names ``what``."""
-    if what in REQUIRED.split(","):
-        pytest.fail(f"{reason}, but TIDEGATE_TEST_REQUIRE names {what}")
-    pytest.skip(reason)
 
 
 def _path_of(program: str) -> str | None:

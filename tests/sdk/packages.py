@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import lacking
+from tests.requirements import lacking
 
 FOLDER = Path(__file__).parent
 INSTALL_TIMEOUT_S = 120
