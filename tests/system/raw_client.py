@@ -41,7 +41,9 @@ class RawClient:
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await asyncio.wait({running})
+            if not running.cancelled():
+                running.result()
 
     async def close(self) -> None:
         await self.disconnect()
@@ -50,14 +52,12 @@ class RawClient:
         self._wanted[channel] = None
         if since is not None:
             self._positions[channel] = since
-        if self._greeted:
+        # What comes until the server has let it go moves the position.
+        if self._greeted and not self._is_leaving(channel):
             await self._send(self._subscribe(channel))
 
     async def unsubscribe(self, channel: str) -> None:
         del self._wanted[channel]
-        for number, pending in list(self._pending.items()):
-            if pending == ("subscribe", channel):
-                del self._pending[number]  # Whatever comes of it is of no concern now.
         if self._greeted:
             await self._send(self._command("unsubscribe", channel))
 
@@ -99,12 +99,17 @@ class RawClient:
 
     def _greeting(self) -> str:
         """The connect command, in half of the cases with all subscribes in the same frame."""
-        lines = [json.dumps({"id": next(self._ids), "connect": {"token": self._token}})]
+        number = next(self._ids)
+        self._pending[number] = ("connect", "")
+        lines = [json.dumps({"id": number, "connect": {"token": self._token}})]
         self._together = self._random.random() < 0.5
         if self._together:
             self._greeted = True
             lines += [self._subscribe(channel) for channel in self._wanted]
         return "\n".join(lines)
+
+    def _is_leaving(self, channel: str) -> bool:
+        return ("unsubscribe", channel) in self._pending.values()
 
     def _subscribe(self, channel: str) -> str:
         fields: dict[str, Any] = {"recoverable": True, "positioned": True}
@@ -135,26 +140,34 @@ class RawClient:
         elif "push" in said:
             await self._pushed(said["push"])
         elif "connect" in said:
+            del self._pending[said["id"]]
             self.diary.add(Said("connected", "", {"id": said["connect"]["client"]}))
             if not self._together:
                 self._greeted = True
                 await self._send(*map(self._subscribe, self._wanted))
         else:
-            await self._answered(*self._pending.pop(said["id"], ("", "")), said)
+            await self._answered(*self._pending.pop(said["id"]), said)
 
     async def _answered(self, name: str, channel: str, said: dict[str, Any]) -> None:
         if error := said.get("error"):
             self.diary.add(Said("error", channel, error))
-            if name and not (error.get("temporary") or error["code"] < 100):
+            if name == "subscribe" and self._is_leaving(channel):
+                return  # The server gave it up.
+            if not (error.get("temporary") or error["code"] < 100):
                 self.diary.add(
                     Said("disconnected", "", {"code": error["code"], "reason": error["message"]})
                 )
+            elif name == "connect":
+                assert self._socket is not None
+                await self._socket.close()
             elif name == "subscribe" and channel in self._wanted:
                 await asyncio.sleep(self._random.uniform(0, MAX_DELAY_MS / 1000))
                 await self._send(self._subscribe(channel))
         elif name == "unsubscribe":
             self._held.discard(channel)
             self.diary.add(Said("unsubscribed", channel, {"code": 0, "reason": "left"}))
+            if channel in self._wanted:
+                await self._send(self._subscribe(channel))
         elif name == "subscribe":
             await self._subscribed(channel, said["subscribe"])
 
