@@ -7,7 +7,7 @@ a snapshot that is younger than the locks.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from secrets import token_hex
@@ -123,7 +123,7 @@ class Sequencer:
     async def batch(
         self, shards: Sequence[int], limit_per_shard: int, prelude: LiteralString | None = None
     ) -> Batch:
-        """Takes up to ``limit_per_shard`` messages of each shard, in the order of their ids.
+        """Takes up to ``limit_per_shard`` (>= 1) messages of each shard, in the order of their ids.
 
         ``prelude`` is a statement to send ahead, outside of the transaction.
 
@@ -163,9 +163,9 @@ class Sequencer:
             await _check_locked(locked, ordered)
             if commit.statusmessage != "COMMIT":
                 raise errors.InFailedSqlTransaction("the sequencing transaction was rolled back")
-            return self._read(await answer.fetchall(), ordered)
+            return self._read(await answer.fetchall())
 
-    def _read(self, answer: list[TupleRow], shards: list[int]) -> Batch:
+    def _read(self, answer: list[TupleRow]) -> Batch:
         messages = []
         epoch = ""
         more = False
@@ -238,8 +238,10 @@ class Sequencer:
         except BaseException as error:
             self.forget()
             await self._clean(error)
-            if isinstance(error, errors.LockNotAvailable) and not self._connection.closed:
-                await self._connection.execute(_EVICT, _SETTINGS)
+            if isinstance(error, errors.LockNotAvailable):
+                # Without the right to do so the next attempt will say the same.
+                with suppress(errors.Error):
+                    await self._connection.execute(_EVICT, _SETTINGS)
             raise
 
     async def _clean(self, error: BaseException) -> None:
