@@ -62,7 +62,7 @@ async def maintain(connection: Connection, retention_days: int, ahead_days: int)
             )
         except (errors.LockNotAvailable, errors.DeadlockDetected):
             failures += 1
-            await asyncio.sleep(random.uniform(0, BACKOFF_S * 2**failures))  # noqa: S311
+            await asyncio.sleep(random.uniform(0, BACKOFF_S * 2**failures))
             continue
         if name is None:
             break
