@@ -12,6 +12,7 @@ look. One that comes after it rings.
 """
 
 import asyncio
+import os
 from collections.abc import Iterable
 from typing import LiteralString
 
@@ -104,8 +105,10 @@ class Doorbell:
         Raises psycopg.OperationalError if the connection fails meanwhile.
         """
         loop = asyncio.get_running_loop()
-        # Reading with a callback and not with psycopg's generator: there is nothing to cancel.
-        descriptor = self._connection.fileno()
+        # Reading with a callback and not with psycopg's generator: there is nothing to cancel. On a
+        # duplicate, because libpq closes its own descriptor at the first sign of an error, and by
+        # the time that the event loop is told, the number may belong to somebody else's socket.
+        descriptor = os.dup(self._connection.fileno())
         loop.add_reader(descriptor, self._read)
         try:
             self._read()
@@ -116,6 +119,7 @@ class Doorbell:
             woken = False
         finally:
             loop.remove_reader(descriptor)
+            os.close(descriptor)
         if self._failure is not None:
             raise self._failure
         return woken

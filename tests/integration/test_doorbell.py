@@ -1,6 +1,8 @@
 """The doorbell: who rings when, and what ends the sleep."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 
 import psycopg
@@ -154,12 +156,13 @@ async def test_a_cancelled_sleep_leaves_the_connection_usable(
     probe: Probe, bell: Doorbell, writer: psycopg.AsyncConnection
 ) -> None:
     assert await bell.lock({probe.shard("a")})
+    descriptors = len(os.listdir("/dev/fd"))
     sleep = asyncio.create_task(bell.wait(LONG_S))
     await asyncio.sleep(0.01)
     sleep.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sleep
-    assert not asyncio.get_running_loop().remove_reader(probe.connection.fileno())
+    assert len(os.listdir("/dev/fd")) == descriptors
     assert (await (await probe.connection.execute("SELECT 7")).fetchone()) == (7,)
     await insert(writer, "a")
     await writer.commit()
@@ -175,6 +178,40 @@ async def test_a_broken_connection_ends_the_sleep(
     await writer.execute("SELECT pg_terminate_backend(%s)", (probe.connection.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError):
         await sleep
+
+
+async def test_a_broken_connection_is_not_mixed_up_with_the_next_socket(
+    probe: Probe, bell: Doorbell, wake: asyncio.Event, writer: psycopg.AsyncConnection
+) -> None:
+    """libpq closes its descriptor at the error, and the next socket gets the same number."""
+    loop = asyncio.get_running_loop()
+    number = probe.connection.fileno()
+    received = asyncio.Event()
+
+    async def take_the_number() -> tuple[socket.socket, socket.socket]:
+        await wake.wait()
+        near, far = socket.socketpair()
+        assert number in (near.fileno(), far.fileno())
+        if near.fileno() != number:
+            near, far = far, near
+        loop.add_reader(near, received.set)
+        return near, far
+
+    assert await bell.lock({1})
+    taker = asyncio.create_task(take_the_number())
+    await asyncio.sleep(0)
+    sleep = asyncio.create_task(bell.wait(LONG_S))
+    await asyncio.sleep(0.01)
+    await writer.execute("SELECT pg_terminate_backend(%s)", (probe.connection.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        await sleep
+    near, far = await taker
+    far.send(b"x")
+    async with asyncio.timeout(10):
+        await received.wait()
+    loop.remove_reader(near)
+    near.close()
+    far.close()
 
 
 async def test_it_says_why_it_does_not_work(
