@@ -127,6 +127,26 @@ async def test_resumes_by_itself_when_its_connection_breaks(
     assert len(set(door.visits)) == 2
 
 
+async def test_moves_on_when_its_gateway_drains(
+    open_client: OpenClient, stack: Stack, door: Door, room: str
+) -> None:
+    client = await joined(open_client, stack, door, room)
+    commit(stack, room, 1, 2)
+    await received(client.diary, room, [1, 2])
+    drained = stack.gateways[door.visits[-1]]
+    await asyncio.to_thread(drained.stop)
+    try:
+        assert drained.returncode == 0
+        commit(stack, room, 3, 4)
+        await received(client.diary, room, [1, 2, 3, 4])
+        assert client.diary.of(room, "subscribed")[1].recovered
+        assert [said.code for said in client.diary.of("", "connecting")][:2] == [0, 3001]
+        assert not client.diary.of("", "disconnected")
+    finally:
+        await asyncio.to_thread(drained.restart)
+        await asyncio.to_thread(drained.wait_ready)
+
+
 async def test_resumes_many_rooms_at_once(
     open_client: OpenClient, stack: Stack, door: Door, room: str
 ) -> None:
@@ -195,17 +215,17 @@ async def test_refreshes_its_token_in_place(
 
     async def tokens() -> str:
         given.release()
-        return stack.token(ttl_s=3)
+        return stack.token(ttl_s=6)
 
     client = await open_client(door.url, "", tokens)
     await client.connect()
     await client.subscribe(room)
     await client.diary.count(room, "subscribed")
     async with asyncio.timeout(30):
-        for _ in range(4):  # The first connects, and three refreshes are longer than a token.
+        for _ in range(3):  # The first connects, and two refreshes are longer than a token.
             await given.acquire()
             commit(stack, room, "tick")
-    await received(client.diary, room, [1, 2, 3, 4])
+    await received(client.diary, room, [1, 2, 3])
     assert len(client.diary.of("", "connected")) == 1
     assert len(client.diary.of(room, "subscribed")) == 1
 
