@@ -45,7 +45,7 @@ class RelayOptions:
     postgres_dsn: str = field(repr=False)
     redis_url: str = field(repr=False)
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    """What operators see, without spaces; a random part is added."""
+    """What operators see; a random part is added."""
     streams: StreamLimits = field(default_factory=StreamLimits)
     batch_messages: int = 500
     """Per shard, in one sequencing transaction."""
@@ -89,7 +89,7 @@ class Relay:
 
     def __init__(self, options: RelayOptions) -> None:
         """Raises OutboxError if the Redis URL is malformed."""
-        self.id = f"{options.name}-{secrets.token_hex(3)}"
+        self.id = f"{'-'.join(options.name.split())}-{secrets.token_hex(3)}"
         self._options = options
         self._client = connect(options.redis_url, timeout_s=options.redis_timeout_s)
         self._streams = Streams(self._client, options.streams)

@@ -13,6 +13,7 @@ from enum import IntEnum
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
@@ -32,6 +33,11 @@ CALL_MAX_BYTES = 4_194_304
 """Blobs in one call of the append script: Redis serves nobody else meanwhile."""
 CALL_MAX_MESSAGES = 1_000
 REPLAY_MAX_BYTES = 1_048_576
+
+URL_PROBLEM = (
+    "the Redis URL is malformed: give redis://[USER:PASSWORD@]HOST[:PORT][/NUMBER], rediss://… or "
+    "unix://…, with special characters percent-encoded"
+)
 
 
 class Status(IntEnum):
@@ -120,8 +126,9 @@ def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 50) -> R
         raise OutboxError("hiredis is missing or too old: pip install 'tidegate[relay]'")
     try:
         options: dict[str, Any] = dict(parse_url(url))
-    except ValueError as error:
-        raise OutboxError(f"the Redis URL is malformed: {error}") from None
+    except ValueError:
+        # What the parser says may quote a piece of the password.
+        raise OutboxError(URL_PROBLEM) from None
     for name in ("retry_on_timeout", "retry_on_error", "health_check_interval"):
         options.pop(name, None)
     options |= {
@@ -135,7 +142,13 @@ def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 50) -> R
     }
     if not url.startswith("unix:"):
         options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive()}
-    return Redis.from_pool(BlockingConnectionPool(**options))
+    pool = BlockingConnectionPool(**options)
+    try:
+        cast(Any, pool).make_connection()
+    except TypeError:
+        unknown = ", ".join(sorted(parse_qs(urlsplit(url).query)))
+        raise OutboxError(f"the Redis URL has an unknown option among: {unknown}") from None
+    return Redis.from_pool(pool)
 
 
 def _keepalive() -> dict[int, int]:

@@ -33,7 +33,7 @@ class Probe:
         self.log = Log(self.pool)
         self.sequencer = Sequencer(self.connection)
         found = await layout(self.connection)
-        self.epoch = found.epoch
+        self.epoch = self.epoch_at_start = found.epoch
         self.shards = found.shards
         self.spread = found.spread
         return self

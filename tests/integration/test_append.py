@@ -255,6 +255,17 @@ def test_a_malformed_url_is_told(url: str) -> None:
         streams.connect(url)
 
 
+def test_an_unknown_option_of_the_url_is_told() -> None:
+    with pytest.raises(OutboxError, match="speed"):
+        streams.connect("redis://localhost?db=1&speed=high")
+
+
+def test_no_part_of_a_password_is_told() -> None:
+    with pytest.raises(OutboxError) as caught:
+        streams.connect("redis://:pass/word@localhost:6379")
+    assert "pass" not in str(caught.value).replace("PASSWORD", "")
+
+
 async def test_nothing_is_sent_twice(
     redis_url: str, unused_tcp_port_factory: Callable[[], int]
 ) -> None:

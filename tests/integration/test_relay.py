@@ -218,6 +218,44 @@ async def test_everything_is_lost_in_the_middle(options: RelayOptions, probe: Pr
         assert await probe.streams.epoch() == probe.epoch
 
 
+async def test_everything_at_once(
+    options: RelayOptions, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three relays on every shard; Redis and connections are lost again and again meanwhile."""
+    monkeypatch.setattr("outbox.relay.Leases", Greedy)
+
+    async def lose(done: asyncio.Event) -> None:
+        while not done.is_set():
+            await asyncio.sleep(random.uniform(0.05, 0.4))
+            shard = random.randrange(probe.shards)
+            match random.randrange(4):
+                case 0:
+                    await probe.client.flushall()
+                case 1:
+                    await probe.client.delete(keys.bus(probe.epoch, shard))
+                case 2:
+                    await probe.client.script_flush()
+                case 3:
+                    await probe.connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE datname = current_database() "
+                        "AND application_name LIKE 'tidegate-relay%%' "
+                        "ORDER BY random() LIMIT 1"
+                    )
+
+    done = asyncio.Event()
+    eager = replace(options, batch_messages=5)
+    async with running(eager), running(eager), running(eager):
+        loser = asyncio.create_task(lose(done))
+        await asyncio.gather(*(write(probe.dsn, 80, 0.02) for _ in range(6)))
+        done.set()
+        await loser
+        await settled(probe)
+    # One epoch from the beginning to the end: nothing of this is a loss of Postgres.
+    assert (await probe.log.heads())[0] == await probe.streams.epoch()
+    assert probe.epoch_at_start == probe.epoch
+
+
 async def test_a_loss_on_a_quiet_shard_is_noticed(options: RelayOptions, probe: Probe) -> None:
     async with running(options) as relay:
         await serves_all(relay, probe)
