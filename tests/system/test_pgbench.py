@@ -23,6 +23,8 @@ BRANCHES = 4
 CONNECTIONS = 8
 TRANSACTIONS = 250
 """By each connection."""
+TRANSACTIONS_PER_S = 500
+"""By all: slow enough that there is a middle for the client to be away in."""
 TIMEOUT_S = 90
 
 TRIGGER = """
@@ -86,6 +88,7 @@ async def test_each_history_row_is_received_once_and_in_order(
                     migrated,
                     *("--no-vacuum", "--protocol=prepared", "--jobs=2"),
                     *(f"--client={CONNECTIONS}", f"--transactions={TRANSACTIONS}"),
+                    f"--rate={TRANSACTIONS_PER_S}",
                 )
             )
             # In the middle the client loses its connection and comes back on the other gateway.
