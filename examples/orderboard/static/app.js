@@ -7,7 +7,9 @@ import { Pane } from "./pane.js";
 import { Server } from "./server.js";
 
 const TRUTH_EVERY_MS = 400;
-const RENDER_EVERY_MS = 200;
+const RENDER_EVERY_MS = 250;
+/** From here on cards come too fast to be moved in gently. */
+const FAST_PER_S = 50;
 /** A run of failed looks at the truth that is worth a line. */
 const SILENT_AFTER = 5;
 /** Messages of this age have not come as usual: something is the matter. */
@@ -173,7 +175,7 @@ function render() {
   for (const name of ["delivered", "missing", "duplicated", "outOfOrder"]) setText(figure(`${name}Note`), perPane(name));
   setText(figure("rolledBackNote"), counts.phantoms ? `${counts.phantoms} announced!` : "never announced");
   const tone = (name, value) => (document.getElementById(`tile-${name}`).dataset.tone = value);
-  tone("missing", counts.lost ? "bad" : counts.missing ? "waiting" : "good");
+  tone("missing", counts.lost || (counts.unrecovered && counts.missing) ? "bad" : counts.missing ? "waiting" : "good");
   tone("duplicated", counts.duplicated ? "bad" : "good");
   tone("outOfOrder", counts.outOfOrder ? "bad" : "good");
   tone("rolledBack", counts.phantoms ? "bad" : "plain");
@@ -233,6 +235,7 @@ rate.max = String(config.rates.length - 1);
 let rateHeld = false;
 
 function showRate(perSecond) {
+  document.body.dataset.pace = perSecond >= FAST_PER_S ? "fast" : "calm";
   if (!rateHeld) rate.value = String(config.rates.indexOf(perSecond));
   const text = perSecond === 0 ? "paused" : `${perSecond} per second`;
   rate.setAttribute("aria-valuetext", text);
