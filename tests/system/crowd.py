@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from tests.oracle import Ended, Event, Interrupted, Key, Received, Record, Subscribed
@@ -44,6 +45,11 @@ class Member:
         self._client = client
         self._door = door
         self._random = random.Random(seed)
+
+    @property
+    def moves(self) -> int:
+        """How often it came back on the other gateway."""
+        return sum(before != after for before, after in pairwise(self._door.visits))
 
     async def arrive(self, *, late: bool = False) -> None:
         """Connect and subscribe to all rooms; ``late``: from their first message on."""

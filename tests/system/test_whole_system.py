@@ -93,10 +93,12 @@ async def test_every_client_is_given_what_was_committed(
         )
     records = [record for member in members for record in member.records()]
     violations += judge_log(log, committed) + judge(log, records)
+    moves = sum(member.moves for member in members)
     kinds = Counter(member.name.split("-")[0] for member in members)
     print(
         f"{len(committed)} messages committed, {sum(w.rolled_back for w in writers)} rolled back; "
-        f"{dict(kinds)} clients, {sum(m.absences for m in members)} absences; {troubles.result()}"
+        f"{dict(kinds)} clients, {sum(m.absences for m in members)} absences, "
+        f"{moves} moves to the other gateway; {troubles.result()}"
     )
     if violations or any(unread):
         keep(tmp_path, seed, members, log, violations)
@@ -104,6 +106,7 @@ async def test_every_client_is_given_what_was_committed(
         [f"seed {seed}, {len(violations)} violations:", *map(str, violations[:30])]
     )
     assert not any(unread), unread
+    assert moves >= CLIENTS, "the clients hardly came back on the other gateway"
 
 
 async def gather(work: Any) -> None:
