@@ -39,6 +39,7 @@ class Fault(Enum):
     MISSING_TAIL = "the last messages never came"
     LOST = "a committed message is not in the log"
     DOUBLED = "a committed message is in the log more than once"
+    TORN = "the log has a part of a transaction"
     PHANTOM = "the log has a message that was not committed"
     DISORDER = "the log has a message before one that was committed before it was inserted"
     SPARSE = "the log's offsets are not 1 … n"
@@ -112,7 +113,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A message whose transaction is known to have committed. Times are of one monotonic clock."""
+    """A message whose transaction has committed, as far as is known.
+
+    Times are of one monotonic clock.
+    """
 
     key: Key
     content: str
@@ -122,7 +126,10 @@ class Committed:
     inserted_at: float
     """A time before the INSERT was sent."""
     committed_at: float
-    """A time after COMMIT had returned."""
+    """A time after COMMIT had returned; infinity if it never did."""
+    certain: bool = True
+    """Whether it is known to have committed. The answer to a COMMIT can be lost: then either all
+    messages of the transaction are in the log or none."""
 
 
 def assemble(rows: Iterable[tuple[Key, int, str]]) -> tuple[dict[Key, list[str]], list[Violation]]:
@@ -148,11 +155,14 @@ def judge_log(log: Log, committed: Iterable[Committed]) -> list[Violation]:
     """Whether the log holds exactly what was committed, in an order that fits the commits."""
     by_place = {(message.key, message.content): message for message in committed}
     found = Counter((key, content) for key, contents in log.items() for content in contents)
-    violations = [
-        Violation(Fault.LOST, key, "", content)
-        for key, content in by_place
-        if (key, content) not in found
-    ]
+    present = {message.transaction for place, message in by_place.items() if place in found}
+    violations = []
+    for (key, content), message in by_place.items():
+        if (key, content) not in found:
+            if message.certain:
+                violations.append(Violation(Fault.LOST, key, "", content))
+            if message.transaction in present:
+                violations.append(Violation(Fault.TORN, key, "", content))
     for (key, content), times in found.items():
         if (key, content) not in by_place:
             violations.append(Violation(Fault.PHANTOM, key, "", content))

@@ -33,7 +33,8 @@ class Link:
     Every method that changes the link may be called at any time and takes effect at once.
     """
 
-    def __init__(self, name: str, *targets: int) -> None:
+    def __init__(self, name: str, *targets: int, receive_buffer_bytes: int | None = None) -> None:
+        """``receive_buffer_bytes``: how much the proxy's sockets take in before they are read."""
         self.name = name
         self.port = 0
         self.targets = list(targets)
@@ -49,10 +50,12 @@ class Link:
         self._open.set()
         self._pairs: set[_Pair] = set()
         self._serving: asyncio.Task[None] | None = None
+        self._receive_buffer_bytes = receive_buffer_bytes
         self._listener: socket.socket
 
     async def __aenter__(self) -> Self:
         self._listener = socket.create_server((HOST, 0), backlog=512)
+        self.bound(self._listener)
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         self._serving = asyncio.create_task(self._serve())
@@ -64,7 +67,7 @@ class Link:
         await asyncio.gather(self._serving, return_exceptions=True)
         self._listener.close()
         pairs = list(self._pairs)
-        self.reset()
+        self.cut()
         await asyncio.gather(*(pair.task for pair in pairs), return_exceptions=True)
 
     @property
@@ -97,15 +100,15 @@ class Link:
         """Pass nothing on and close nothing; new connections are accepted and as silent."""
         self._open.clear()
 
-    def reset(self) -> None:
+    def cut(self) -> None:
         """Reset all present connections."""
         for pair in list(self._pairs):
             pair.abort()
 
-    def cut(self) -> None:
+    def refuse(self) -> None:
         """Reset all present connections, and new ones as soon as they come."""
         self._refusing = True
-        self.reset()
+        self.cut()
 
     def half_open(self) -> None:
         """All present connections die without a word to either side; new ones are as usual."""
@@ -123,9 +126,14 @@ class Link:
     def lead_to(self, *targets: int) -> None:
         """From now on the link ends elsewhere: present connections are reset."""
         self.targets[:] = targets
-        self.reset()
+        self.cut()
 
     # What the connections ask
+
+    def bound(self, end: socket.socket) -> None:
+        """Gives a socket the receive buffer of this link, which must come before it connects."""
+        if self._receive_buffer_bytes is not None:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
 
     async def clearance(self, count_bytes: int) -> None:
         """Waits until a piece may pass."""
@@ -172,6 +180,7 @@ class _Pair:
         loop = asyncio.get_running_loop()
         server = socket.socket()
         server.setblocking(False)
+        self._link.bound(server)
         self._sockets.append(server)
         try:
             await self._link.clearance(0)

@@ -102,15 +102,15 @@ async def test_delay_and_throttle(echo: int) -> None:
         assert loop.time() - began >= 0.5
 
 
-async def test_reset_and_cut(echo: int) -> None:
+async def test_cut_and_refuse(echo: int) -> None:
     async with Link("link", echo) as link:
         async with peer(link) as one:
             assert await one.answers()
-            link.reset()
+            link.cut()
             assert await one.is_reset()
         async with peer(link) as one:
             assert await one.answers()
-            link.cut()
+            link.refuse()
             assert await one.is_reset()
         async with peer(link) as one:
             assert await one.is_reset()

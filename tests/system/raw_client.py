@@ -69,11 +69,11 @@ class RawClient:
                     self._url, ping_interval=None, max_size=None, proxy=None, close_timeout=1
                 ) as self._socket:
                     await self._send(self._greeting())
-                    async for frame in self._socket:
-                        for line in str(frame).split("\n"):
+                    while True:
+                        frame = await self._frame(self._socket)
+                        for line in frame.split("\n"):
                             failures = 0
                             await self._told(json.loads(line))
-                self._diary_close(self._socket.close_code or 1006)
             except (OSError, TimeoutError, InvalidHandshake):
                 failures += 1
             except ConnectionClosed as closed:
@@ -82,6 +82,10 @@ class RawClient:
                 self._interrupt()
             longest_ms = min(MAX_DELAY_MS, MIN_DELAY_MS * 2**failures)
             await asyncio.sleep(self._random.uniform(0, longest_ms / 1000))
+
+    async def _frame(self, socket: ClientConnection) -> str:
+        """The next frame. Raises ConnectionClosed; TimeoutError makes a new connection, too."""
+        return str(await socket.recv())
 
     def _diary_close(self, code: int) -> None:
         self.diary.add(Said("closed", "", {"code": code}))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -239,7 +240,8 @@ def judged(contents: list[str]) -> list[tuple[Fault, Key]]:
 def test_faults_of_the_log(index: int) -> None:
     contents = LOG[ROOM]
     without = contents[:index] + contents[index + 1 :]
-    assert judged(without) == [(Fault.LOST, ROOM)]
+    # Two messages stand in one transaction, so one of them without the other is torn.
+    assert judged(without) == [(Fault.LOST, ROOM), (Fault.TORN, ROOM)]
     assert (Fault.DOUBLED, ROOM) in judged([*contents, contents[index]])
     assert judged([*contents, "rolled back"]) == [(Fault.PHANTOM, ROOM)]
     # A room's message that stands in another room is missing in the one and alien to the other.
@@ -258,3 +260,14 @@ def test_transactions_that_overlap_may_stand_in_any_order() -> None:
     two = Committed(ROOM, "two", "t2", 0, inserted_at=1, committed_at=3)
     assert judge_log({ROOM: ["one", "two"]}, [one, two]) == []
     assert judge_log({ROOM: ["two", "one"]}, [one, two]) == []
+
+
+def test_a_commit_without_an_answer_is_there_as_a_whole_or_not_at_all() -> None:
+    sent = [
+        Committed(ROOM, content, "t", i, inserted_at=i, committed_at=inf, certain=False)
+        for i, content in enumerate(("one", "two"))
+    ]
+    assert judge_log({ROOM: ["one", "two"]}, sent) == []
+    assert judge_log({ROOM: []}, sent) == []
+    assert [v.fault for v in judge_log({ROOM: ["one"]}, sent)] == [Fault.TORN]
+    assert Fault.DISORDER in {v.fault for v in judge_log({ROOM: ["two", "one"]}, sent)}
