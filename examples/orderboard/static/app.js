@@ -192,12 +192,13 @@ function render() {
 
 // ── Buttons ──────────────────────────────────────────────────────────────────────────────────────
 
-async function press(button, path, text, body) {
+async function press(button, path, text) {
   button.setAttribute("aria-busy", "true");
   button.disabled = true;
-  incidents.open(text, now(), counters());
+  if (path.startsWith("restart-")) incidents.report(text);
+  else incidents.open(text, now(), counters());
   try {
-    applyState(await server.control(path, body));
+    applyState(await server.control(path));
   } catch (error) {
     incidents.report(`${text}: ${error.message}`, "bad");
   } finally {
@@ -220,7 +221,7 @@ for (const button of document.querySelectorAll("[data-press=gateway]")) {
     const { name } = button.dataset;
     const alive = gateways.find((gateway) => gateway.name === name).alive;
     if (alive) press(button, `kill-gateway/${name}`, `Gateway ${name} killed`);
-    else press(button, `restart-gateway/${name}`, `Gateway ${name} restarted`);
+    else press(button, `restart-gateway/${name}`, `Gateway ${name} is started again`);
   });
 }
 document.querySelector("[data-press=relay]").addEventListener("click", ({ currentTarget }) => {
