@@ -17,6 +17,7 @@ from gateway.protocols.base import ProtocolViolation
 from outbox.message import Message
 
 _UNSUPPORTED = ("presence", "presence_stats", "rpc", "sub_refresh")
+_ABSENT = Raw()
 
 
 class _Wire(Struct, frozen=True):
@@ -29,11 +30,12 @@ class _Wire(Struct, frozen=True):
     publish: c.Publish | None = None
     history: c.History | None = None
     refresh: c.Refresh | None = None
-    presence: Raw | None = None
-    presence_stats: Raw | None = None
-    rpc: Raw | None = None
-    sub_refresh: Raw | None = None
-    send: Raw | None = None
+    # Not `Raw | None`, which msgspec takes for `None`.
+    presence: Raw = _ABSENT
+    presence_stats: Raw = _ABSENT
+    rpc: Raw = _ABSENT
+    sub_refresh: Raw = _ABSENT
+    send: Raw = _ABSENT
 
 
 _decode_wire = msgspec.json.Decoder(_Wire).decode
@@ -70,8 +72,10 @@ class CentrifugeJSON:
             )
             if body is not None
         ]
-        given += [c.Unsupported(name) for name in _UNSUPPORTED if getattr(wire, name) is not None]
-        if wire.send is not None:
+        given += [
+            c.Unsupported(name) for name in _UNSUPPORTED if getattr(wire, name) is not _ABSENT
+        ]
+        if wire.send is not _ABSENT:
             given.append(c.Ignored())
         if not given and wire.id == 0:
             return _PONG
