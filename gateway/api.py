@@ -47,6 +47,8 @@ async def publish(request: Request) -> Response:
         return _error(codes.BAD_REQUEST, 400, str(error))
     except msgspec.DecodeError as error:
         return _error(codes.BAD_REQUEST, 400, f"the body is not a publish request: {error}")
+    except RecursionError:
+        return _error(codes.BAD_REQUEST, 400, "the body is nested too deeply")
     except OutboxError:
         return _error(codes.INTERNAL, 503, "the database cannot be reached, try again")
     return JSONResponse({"result": {"txid": txid}})
