@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from gateway.protocols.base import ClientProtocol
 from outbox.message import Message
+from outbox.tombstone import redacted_offset
 
 Key: TypeAlias = tuple[str, str]
 """Tenant and room name."""
@@ -230,8 +231,20 @@ class Room:
                 self._ring_bytes -= len(ring[0].payload)
             ring.append(message)
             self._ring_bytes += len(message.payload)
+            if message.tags:
+                self._redact(message)
         while self._ring_bytes > self._ring_bytes_max and ring:
             self._ring_bytes -= len(ring.popleft().payload)
+
+    def _redact(self, message: Message) -> None:
+        """A notice of a redaction: what it speaks of, and all before it, is for the stores to tell.
+
+        The ring holds no hole, so it begins anew behind the tombstone.
+        """
+        offset = redacted_offset(message)
+        if offset is not None:
+            while self.ring and self.ring[0].offset <= min(offset, message.offset - 1):
+                self._ring_bytes -= len(self.ring.popleft().payload)
 
     def _wake_waiting(self) -> None:
         assert self.top is not None

@@ -4,7 +4,8 @@
 -- KEYS  1 the bus, 2… the room streams
 -- ARGV  1 bus length, 2 idle expiry of a room stream in seconds, 3 "1" if the bus may be started,
 --       then for each room key its length (0: the room has no stream),
---       then for each message: seq, offset, number of its room (1…), batch, blob
+--       then for each message: seq, offset, number of its room (1…), batch, blob, and the seq of the
+--       message that it reports as redacted, else 0
 -- Gives {status, last seq of the bus}; the statuses are `outbox.streams.Status`.
 --
 -- What holds before and after every call:
@@ -15,6 +16,10 @@
 -- Only a message that is new on the bus touches its room stream. One that was there before found
 -- its place then; were a late repetition allowed to begin an expired stream again, that stream
 -- would end at an old offset and a replay from it would miss all that came since.
+--
+-- A notice of a redaction removes the redacted entry and the room's stream in the step in which it
+-- gets on the bus. From then on the content cannot come back by an append, however late: its seq is
+-- below the last. Where the bus loses both, the notice follows the content once more.
 
 local APPENDED, EMPTY, GAP, FORK = 0, 1, 2, 3
 
@@ -60,9 +65,10 @@ local tops = {}
 local touched = {}
 local last = last_of(bus)
 
-for i = 3 + rooms + 1, #ARGV, 5 do
+for i = 3 + rooms + 1, #ARGV, 6 do
   local seq, offset = ARGV[i], ARGV[i + 1]
   local room, batch, blob = tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
+  local redacted = ARGV[i + 5]
   local number = tonumber(seq)
   if last > 0 and number <= last then
     if differs(bus, seq .. '-0', batch) then
@@ -78,6 +84,9 @@ for i = 3 + rooms + 1, #ARGV, 5 do
       end
     end
     start = false
+    if redacted ~= '0' and redis.call('EXISTS', bus) == 1 then
+      redis.call('XDEL', bus, redacted .. '-0')
+    end
 
     local key = KEYS[room + 1]
     local length = ARGV[3 + room]
@@ -93,7 +102,7 @@ for i = 3 + rooms + 1, #ARGV, 5 do
         return {FORK, last}
       end
     else
-      if top > 0 and position ~= top + 1 then
+      if redacted ~= '0' or top > 0 and position ~= top + 1 then
         redis.call('DEL', key)
       end
       redis.call('XADD', key, 'MAXLEN', '~', length, offset .. '-0', 'b', batch, 'm', blob, 's', seq)

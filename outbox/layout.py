@@ -1,14 +1,23 @@
-"""The layout of the schema: what every process must agree on with the database."""
+"""The layout of the schema: what every process must agree on with the database.
+
+Which versions work together is decided here and nowhere else. The code knows the schema up to
+SCHEMA_VERSION and works with any from OLDEST_SCHEMA on, so a new relay or gateway may start before
+the migration that came with it. The schema says in ``meta.oldest_reader`` the oldest version of the
+code that it still suits, so the old ones go on while the migration runs and afterwards.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection, errors
 
 from outbox.errors import SchemaMismatch
 
-SCHEMA_VERSION = 1
-"""The schema that this version of the code works with: the number of its newest file."""
+SCHEMA_VERSION = 2
+"""The schema that this version of the code brings: the number of its newest file."""
+
+OLDEST_SCHEMA = 1
+"""The oldest schema with which its relays and gateways work. What needs a newer one says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +30,23 @@ class Layout:
     spread: int
     """On how many of the shards a tenant's rooms lie."""
     schema_version: int
+    oldest_reader: int
+    """The oldest version of the code that the schema suits."""
     doorbell: bool
     """Whether an insert rings; if not, a relay must poll."""
 
 
-STATEMENT = """
-    SELECT epoch, shards, spread, schema_version,
+OLDEST_READER: LiteralString = (
+    "coalesce((to_jsonb(meta) ->> 'oldest_reader')::int, meta.schema_version)"
+)
+"""Through JSON, because version 1 has no such column."""
+
+STATEMENT: LiteralString = f"""
+    SELECT epoch, shards, spread, schema_version, {OLDEST_READER},
            (SELECT tgenabled <> 'D' FROM pg_catalog.pg_trigger
              WHERE tgrelid = 'tidegate.outbox'::regclass AND tgname = 'doorbell')
     FROM tidegate.meta
-"""
+"""  # noqa: S608
 
 
 async def layout(connection: AsyncConnection[Any]) -> Layout:
@@ -47,7 +63,7 @@ async def layout(connection: AsyncConnection[Any]) -> Layout:
     if row is None:
         raise SchemaMismatch("table tidegate.meta is empty: restore it from a backup")
     found = Layout(*row)
-    problem = version_problem(found.schema_version)
+    problem = version_problem(found.schema_version, found.oldest_reader)
     if problem:
         raise SchemaMismatch(problem)
     return found
@@ -58,16 +74,20 @@ def missing_schema(dbname: str) -> str:
     return f'database "{dbname}" has no schema "tidegate": run `tidegate migrate`'
 
 
-def version_problem(schema_version: int) -> str | None:
-    """Why this code cannot work with a schema of this version; None if it can."""
-    if schema_version < SCHEMA_VERSION:
+def version_problem(
+    schema_version: int, oldest_reader: int, needed: int = OLDEST_SCHEMA
+) -> str | None:
+    """Why this code cannot work with such a schema, in one line; None if it can.
+
+    ``needed`` is the oldest schema that the caller can do with.
+    """
+    if schema_version < needed:
         return (
-            f"the schema has version {schema_version}, needed is {SCHEMA_VERSION}: "
-            "run `tidegate migrate`"
+            f"the schema has version {schema_version}, needed is {needed}: run `tidegate migrate`"
         )
-    if schema_version > SCHEMA_VERSION:
+    if schema_version > SCHEMA_VERSION and oldest_reader > SCHEMA_VERSION:
         return (
-            f"the schema has version {schema_version}, this Tidegate knows {SCHEMA_VERSION}: "
-            "upgrade Tidegate"
+            f"the schema has version {schema_version} and suits Tidegate from version "
+            f"{oldest_reader} of it on, this one knows {SCHEMA_VERSION}: upgrade Tidegate"
         )
     return None

@@ -15,6 +15,7 @@ from outbox import rows
 from outbox.database import Pool, first_line, reached
 from outbox.errors import OutboxError, SchemaMismatch
 from outbox.message import Message
+from outbox.tombstone import Redacted, redacted_offset
 
 LIMIT_BYTES = 8_388_608
 """Payload bytes of one answer; a single message may exceed them."""
@@ -55,6 +56,13 @@ _IN_ROOM: LiteralString = "tenant = %(tenant)s AND room = %(room)s"
 _PAGE = _STATE.format(_statement(_IN_ROOM + ' AND "offset" > %(after)s', '"offset"'))
 _LATEST = _STATE.format(_statement(_IN_ROOM + ' AND "offset" < %(before)s', '"offset" DESC'))
 _SPAN = _statement("shard = %(shard)s AND seq > %(after)s AND seq <= %(until)s", "seq")
+_TOMBSTONES = """
+    SELECT l.tenant, l.room, l."offset", l.seq
+    FROM unnest(%(tenants)s::text[], %(rooms)s::text[], %(offsets)s::bigint[])
+         AS a (tenant, room, "offset")
+    JOIN tidegate.message l USING (tenant, room, "offset")
+    WHERE l.tags = '{"redacted": "true"}' AND l.payload::text = 'null'
+"""
 _HEADS = """
     SELECT a.id, s.head, m.epoch
     FROM tidegate.meta m
@@ -170,6 +178,26 @@ class Log:
             if message.seq != messages[0].seq + index:
                 return messages[:index]
         return messages
+
+    async def redacted(self, notices: Iterable[Message]) -> Redacted:
+        """For notices of redactions: which tombstones they speak of.
+
+        Other messages, and notices of what is no tombstone, are left out. Without a notice among
+        the messages the database is not asked.
+        """
+        asked = {
+            (message.tenant, message.room, offset): (message.shard, message.seq)
+            for message in notices
+            if (offset := redacted_offset(message)) is not None
+        }
+        if not asked:
+            return {}
+        tenants, names, offsets = zip(*asked, strict=True)
+        found = await self._rows(
+            _TOMBSTONES,
+            {"tenants": list(tenants), "rooms": list(names), "offsets": list(offsets)},
+        )
+        return {asked[tenant, room, offset]: seq for tenant, room, offset, seq in found}
 
     async def heads(self) -> tuple[str, dict[int, int]]:
         """The epoch, and each shard's last seq."""

@@ -4,14 +4,16 @@
 the hash of their text in ``tidegate.migration``. A file that has been released is never changed.
 """
 
+import random
 import re
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
+from time import monotonic, sleep
 from typing import Any
 
 import psycopg
-from psycopg import Connection, sql
+from psycopg import Connection, errors, sql
 
 from outbox.database import (
     ADVISORY_CLASS,
@@ -20,14 +22,17 @@ from outbox.database import (
     server_problem,
 )
 from outbox.errors import SchemaMismatch, UnsupportedServer
-from outbox.layout import SCHEMA_VERSION, missing_schema, version_problem
+from outbox.layout import OLDEST_READER, SCHEMA_VERSION, missing_schema, version_problem
 
 DEFAULT_SHARDS = 16
 DEFAULT_SPREAD = 4
 MAX_SHARDS = 1024
 
 LOCK_TIMEOUT_S = 60
-"""How long a migration waits for another one, and for locks on the tables."""
+"""How long a migration waits for another one, and how long it tries for locks on the tables."""
+TABLE_LOCK_TIMEOUT_MS = 500
+"""How long one attempt waits for a table: relays, gateways and publishers queue behind it."""
+RETRY_S = 0.5
 
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _VARIABLE = re.compile(r"(?<![:\w]):(shards|spread)\b")
@@ -78,7 +83,8 @@ def migrate(conninfo: str, shards: int | None = None, spread: int | None = None)
     May be repeated, and run by several processes at once.
 
     Raises:
-        SchemaMismatch: the database has another layout, a newer schema, or one made of other files.
+        SchemaMismatch: the database has another layout, a newer schema that does not suit this
+            version, or one made of other files.
         UnsupportedServer: Postgres before 15, or a database that is not in UTF8.
         psycopg.Error: no connection, or no permission.
     """
@@ -90,24 +96,49 @@ def migrate(conninfo: str, shards: int | None = None, spread: int | None = None)
         problem = server_problem(connection)
         if problem:
             raise UnsupportedServer(problem)
-        applied = []
-        for migration in migrations():
+        return [
+            migration
+            for migration in migrations()
+            if _patiently(connection, migration, shards, spread)
+        ]
+
+
+def _patiently(
+    connection: Connection[Any], migration: Migration, shards: int | None, spread: int | None
+) -> bool:
+    """Applies one file unless the database has it; whether it did.
+
+    Gives way to those who use the tables, and tries again.
+    """
+    deadline_s = monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
             with connection.transaction():
-                _lock(connection)
-                if migration.id <= _verified_version(connection, shards, spread):
-                    continue
-                if migration.id == 1:
-                    asked = shards if shards is not None else DEFAULT_SHARDS
-                    given = spread if spread is not None else min(DEFAULT_SPREAD, asked)
-                else:
-                    asked, given = _layout(connection)
-                problem = layout_problem(asked, given)
-                if problem:
-                    raise SchemaMismatch(problem)
-                connection.execute(migration.statement(asked, given).encode())
-                _record(connection, migration)
-            applied.append(migration)
-        return applied
+                return _apply(connection, migration, shards, spread)
+        except (errors.LockNotAvailable, errors.DeadlockDetected):
+            if monotonic() >= deadline_s:
+                raise
+        sleep(random.uniform(RETRY_S / 2, RETRY_S))
+
+
+def _apply(
+    connection: Connection[Any], migration: Migration, shards: int | None, spread: int | None
+) -> bool:
+    _lock(connection)
+    if migration.id <= _verified_version(connection, shards, spread):
+        return False
+    if migration.id == 1:
+        asked = shards if shards is not None else DEFAULT_SHARDS
+        given = spread if spread is not None else min(DEFAULT_SPREAD, asked)
+    else:
+        asked, given = _layout(connection)
+    problem = layout_problem(asked, given)
+    if problem:
+        raise SchemaMismatch(problem)
+    _set_lock_timeout(connection, TABLE_LOCK_TIMEOUT_MS)
+    connection.execute(migration.statement(asked, given).encode())
+    _record(connection, migration)
+    return True
 
 
 def check(conninfo: str, shards: int | None = None, spread: int | None = None) -> list[str]:
@@ -136,7 +167,7 @@ def _problems(connection: Connection[Any], shards: int | None, spread: int | Non
     version = _schema_version(connection)
     if version == 0:
         return [missing_schema(connection.info.dbname)]
-    found = version_problem(version)
+    found = version_problem(version, _oldest_reader(connection), SCHEMA_VERSION)
     problems = [found] if found else []
     problems += _changed_files(connection)
     problems += _layout_differences(connection, shards, spread)
@@ -159,10 +190,14 @@ def _problems(connection: Connection[Any], shards: int | None, spread: int | Non
 
 
 def _lock(connection: Connection[Any]) -> None:
-    connection.execute(
-        sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_TIMEOUT_S}s"))
-    )
+    _set_lock_timeout(connection, LOCK_TIMEOUT_S * 1000)
     connection.execute("SELECT pg_advisory_xact_lock(%s, %s)", (ADVISORY_CLASS, MIGRATION_KEY))
+
+
+def _set_lock_timeout(connection: Connection[Any], timeout_ms: int) -> None:
+    connection.execute(
+        sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{timeout_ms}ms"))
+    )
 
 
 def _verified_version(connection: Connection[Any], shards: int | None, spread: int | None) -> int:
@@ -170,8 +205,9 @@ def _verified_version(connection: Connection[Any], shards: int | None, spread: i
     if version == 0:
         return 0
     problems = _changed_files(connection) + _layout_differences(connection, shards, spread)
-    if version > SCHEMA_VERSION:
-        problems.insert(0, version_problem(version) or "")
+    newer = version_problem(version, _oldest_reader(connection), min(version, SCHEMA_VERSION))
+    if newer:
+        problems.insert(0, newer)
     if problems:
         raise SchemaMismatch("; ".join(problems))
     # Files that were applied by hand are recorded now.
@@ -190,6 +226,11 @@ def _schema_version(connection: Connection[Any]) -> int:
         raise SchemaMismatch("table tidegate.meta is empty: restore it from a backup")
     version: int = row[0]
     return version
+
+
+def _oldest_reader(connection: Connection[Any]) -> int:
+    row = connection.execute(f"SELECT {OLDEST_READER} FROM tidegate.meta").fetchone()  # noqa: S608
+    return 0 if row is None else int(row[0])
 
 
 def _layout(connection: Connection[Any]) -> tuple[int, int]:

@@ -261,9 +261,10 @@ class Pump:
             shard: list(group)
             for shard, group in groupby(messages, key=lambda message: message.shard)
         }
+        redacted = await self._log.redacted(messages)
         answers = await asyncio.gather(
             *(
-                self._streams.append(standing.epoch, shard, group)
+                self._streams.append(standing.epoch, shard, group, redacted=redacted)
                 for shard, group in shards.items()
             ),
             return_exceptions=True,

@@ -93,7 +93,9 @@ async def _refill(
             break
         # Beyond the last seq only where the bus is started, or retention left a gap.
         start = messages[0].seq != last + 1 or last == 0
-        appended = await streams.append(epoch, shard, messages, start=start)
+        appended = await streams.append(
+            epoch, shard, messages, start=start, redacted=await log.redacted(messages)
+        )
         offered += len(messages)
         last = appended.last
         if appended.status is Status.FORK:

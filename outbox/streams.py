@@ -6,38 +6,27 @@ late, or by two relays at once; ``replay.lua`` gives a page of a room together w
 which it is true, in one atomic answer.
 """
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha1
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError
-from redis.utils import HIREDIS_AVAILABLE
+from redis.exceptions import NoScriptError, RedisError
 
 from outbox import keys
 from outbox.entry import decode, encode
-from outbox.errors import OutboxError, UnsupportedServer
 from outbox.message import Message
 from outbox.names import namespace
+from outbox.redis_client import Client
+from outbox.tombstone import Redacted
 
-OLDEST_VERSION = (7, 0)
 CALL_MAX_BYTES = 4_194_304
 """Blobs in one call of the append script: Redis serves nobody else meanwhile."""
 CALL_MAX_MESSAGES = 1_000
 REPLAY_MAX_BYTES = 1_048_576
-
-URL_PROBLEM = (
-    "the Redis URL is malformed: give redis://[USER:PASSWORD@]HOST[:PORT][/NUMBER], rediss://… or "
-    "unix://…, with special characters percent-encoded"
-)
 
 
 class Status(IntEnum):
@@ -102,7 +91,7 @@ class Script:
         self.sha = sha1(self.text, usedforsecurity=False).hexdigest()
 
     async def __call__(
-        self, client: Redis, script_keys: Sequence[str], arguments: Sequence[bytes | str | int]
+        self, client: Client, script_keys: Sequence[str], arguments: Sequence[bytes | str | int]
     ) -> Any:
         """Runs the script once; its answer with strings as bytes."""
         run = cast(Any, client)
@@ -112,75 +101,10 @@ class Script:
             return await run.eval(self.text, len(script_keys), *script_keys, *arguments)
 
 
-def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 50) -> Redis:
-    """A client for ``url`` (``redis://``, ``rediss://`` or ``unix://``); no I/O yet.
-
-    Answers come as bytes. A command that takes longer than ``timeout_s`` fails, so a blocking read
-    must ask for less. Nothing is re-sent by the client: a repeated command is the caller's
-    decision. A caller waits up to ``timeout_s`` for one of ``max_connections``.
-
-    Raises:
-        OutboxError: the URL is malformed, or hiredis is not installed.
-    """
-    if not HIREDIS_AVAILABLE:
-        raise OutboxError("hiredis is missing or too old: pip install 'tidegate[relay]'")
-    try:
-        options: dict[str, Any] = dict(parse_url(url))
-    except ValueError:
-        # What the parser says may quote a piece of the password.
-        raise OutboxError(URL_PROBLEM) from None
-    for name in ("retry_on_timeout", "retry_on_error", "health_check_interval"):
-        options.pop(name, None)
-    options |= {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-        "decode_responses": False,
-        "max_connections": max_connections,
-        "timeout": timeout_s,
-    }
-    if not url.startswith("unix:"):
-        options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive()}
-    pool = BlockingConnectionPool(**options)
-    try:
-        cast(Any, pool).make_connection()
-    except TypeError:
-        unknown = ", ".join(sorted(parse_qs(urlsplit(url).query)))
-        raise OutboxError(f"the Redis URL has an unknown option among: {unknown}") from None
-    return Redis.from_pool(pool)
-
-
-def _keepalive() -> dict[int, int]:
-    """Half-open links are found after 10 + 3 × 5 seconds, where the system can be told so."""
-    wanted = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-    return {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}
-
-
-async def check(client: Redis) -> tuple[str, ...]:
-    """Asks the server what it is; gives warnings for the operator.
-
-    Raises:
-        UnsupportedServer: it is older than 7.0.
-    """
-    info: dict[str, Any] = await client.info()
-    version = str(info.get("redis_version", ""))
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < OLDEST_VERSION:
-        raise UnsupportedServer(f"Redis is {version or 'of unknown version'}, Tidegate needs 7.0")
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        return (
-            f"Redis may evict streams (maxmemory-policy {policy}): they are made again from the "
-            "log, at a cost; set maxmemory-policy noeviction",
-        )
-    return ()
-
-
 class Streams:
     """The streams of one Redis. Errors of Redis come through as ``redis.RedisError``."""
 
-    def __init__(self, client: Redis, limits: StreamLimits | None = None) -> None:
+    def __init__(self, client: Client, limits: StreamLimits | None = None) -> None:
         self.client = client
         self.limits = limits or StreamLimits()
         self._append = Script("append.lua")
@@ -188,31 +112,44 @@ class Streams:
         self._last = Script("last.lua")
 
     async def append(
-        self, epoch: str, shard: int, messages: Sequence[Message], *, start: bool = False
+        self,
+        epoch: str,
+        shard: int,
+        messages: Sequence[Message],
+        *,
+        start: bool = False,
+        redacted: Redacted = MappingProxyType({}),
     ) -> Appended:
         """Appends messages of one shard, in seq order, to its bus and to their rooms' streams.
 
         Messages that are there already are skipped. ``start`` lets the first message begin an empty
         bus, or begin one anew that ends before it: only reconcile may ask for this, with messages
         read from the log. Large batches go in several calls; an error may leave the first of them
-        done, and repeating the whole batch is then right.
+        done, and repeating the whole batch is then right. ``redacted`` names, for notices of
+        redactions among them, the entries that go from the streams with them.
         """
         appended = Appended(Status.APPENDED, 0)
         for call in _calls(messages):
-            appended = await self._append_call(epoch, shard, call, start)
+            appended = await self._append_call(epoch, shard, call, start, redacted)
             if appended.status is not Status.APPENDED:
                 break
             start = False
         return appended
 
     async def _append_call(
-        self, epoch: str, shard: int, call: Sequence[tuple[Message, bytes]], start: bool
+        self,
+        epoch: str,
+        shard: int,
+        call: Sequence[tuple[Message, bytes]],
+        start: bool,
+        redacted: Redacted,
     ) -> Appended:
         rooms: dict[tuple[str, str], int] = {}
         entries: list[bytes | str | int] = []
         for message, blob in call:
             room = rooms.setdefault((message.tenant, message.room), len(rooms) + 1)
             entries += (message.seq, message.offset, room, message.batch, blob)
+            entries.append(redacted.get((shard, message.seq), 0))
         status, last = await self._append(
             self.client,
             [
@@ -284,21 +221,29 @@ class Streams:
         )
 
     async def last_ids(self, epoch: str, shards: Sequence[int]) -> dict[int, int]:
-        """The last seq that each shard's bus ever had; 0 if it is missing. One round trip."""
-        if not shards:
-            return {}
-        try:
-            return await self._last_ids(epoch, shards)
-        except NoScriptError:
-            await cast(Any, self.client).script_load(self._last.text)
-            return await self._last_ids(epoch, shards)
+        """The last seq that each shard's bus ever had; 0 if it is missing. One round trip.
 
-    async def _last_ids(self, epoch: str, shards: Sequence[int]) -> dict[int, int]:
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for shard in shards:
-                cast(Any, pipeline).evalsha(self._last.sha, 1, keys.bus(epoch, shard))
-            answers = await pipeline.execute()
-        return {shard: int(last) for shard, last in zip(shards, answers, strict=True)}
+        In a cluster, shards whose node cannot be reached are left out, unless that is all of them.
+        """
+        answers = await self.client.pipelined(
+            [("EVALSHA", self._last.sha, 1, keys.bus(epoch, shard)) for shard in shards]
+        )
+        for index, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                try:
+                    answers[index] = await self._last(
+                        self.client, [keys.bus(epoch, shards[index])], []
+                    )
+                except (RedisError, OSError) as error:
+                    answers[index] = error
+        failures = [answer for answer in answers if isinstance(answer, Exception)]
+        if failures and (self.client.spans_shards or len(failures) == len(answers)):
+            raise failures[0]
+        return {
+            shard: int(answer)
+            for shard, answer in zip(shards, answers, strict=True)
+            if not isinstance(answer, Exception)
+        }
 
     async def epoch(self) -> str | None:
         """The epoch that relays wrote; None if it is missing."""
@@ -311,10 +256,12 @@ class Streams:
 
     async def expire(self, epoch: str, shards: Sequence[int], after_s: int) -> None:
         """Lets the buses of a lost history go; its room streams expire by themselves."""
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for shard in shards:
-                pipeline.expire(keys.bus(epoch, shard), after_s)
-            await pipeline.execute()
+        answers = await self.client.pipelined(
+            [("EXPIRE", keys.bus(epoch, shard), after_s) for shard in shards]
+        )
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
 
 
 def _calls(messages: Sequence[Message]) -> list[list[tuple[Message, bytes]]]:

@@ -13,11 +13,13 @@ from outbox.errors import SchemaMismatch, UnsupportedServer
 from outbox.layout import SCHEMA_VERSION, layout
 from outbox.migrations import check, migrate, migrations
 
+ALL = list(range(1, SCHEMA_VERSION + 1))
+
 
 def test_an_empty_database_is_migrated_once(database: str) -> None:
     (problem,) = check(database)
     assert problem.endswith('has no schema "tidegate": run `tidegate migrate`')
-    assert [migration.id for migration in migrate(database, 8, 2)] == [1]
+    assert [migration.id for migration in migrate(database, 8, 2)] == ALL
     assert check(database) == []
     assert migrate(database) == []
     assert migrate(database, 8, 2) == []
@@ -60,8 +62,8 @@ def test_each_database_has_its_own_epoch(postgres: EmbeddedPostgres, database: s
 
 def test_several_at_once_do_it_once(database: str) -> None:
     with ThreadPoolExecutor(4) as threads:
-        done = list(threads.map(lambda _: len(migrate(database)), range(4)))
-    assert sorted(done) == [0, 0, 0, 1]
+        done = list(threads.map(lambda _: migrate(database), range(4)))
+    assert sorted(migration.id for applied in done for migration in applied) == ALL
     assert check(database) == []
 
 
@@ -94,8 +96,11 @@ def test_changed_files_are_refused(migrated: str) -> None:
 
 async def test_a_newer_schema_is_refused(migrated: str) -> None:
     with psycopg.connect(migrated) as connection:
-        connection.execute("UPDATE tidegate.meta SET schema_version = 99")
-    expected = f"the schema has version 99, this Tidegate knows {SCHEMA_VERSION}: upgrade Tidegate"
+        connection.execute("UPDATE tidegate.meta SET schema_version = 99, oldest_reader = 98")
+    expected = (
+        "the schema has version 99 and suits Tidegate from version 98 of it on, "
+        f"this one knows {SCHEMA_VERSION}: upgrade Tidegate"
+    )
     with pytest.raises(SchemaMismatch, match=expected):
         migrate(migrated)
     assert check(migrated) == [expected]
@@ -104,13 +109,52 @@ async def test_a_newer_schema_is_refused(migrated: str) -> None:
             await layout(connection)
 
 
-def test_files_applied_by_hand_are_recorded(database: str) -> None:
+def test_a_newer_schema_that_suits_is_left_as_it_is(migrated: str) -> None:
+    """An older Tidegate that is rolled back to finds nothing to do and nothing wrong."""
+    with psycopg.connect(migrated) as connection:
+        connection.execute("UPDATE tidegate.meta SET schema_version = 99")
+    assert migrate(migrated) == []
+    assert check(migrated) == []
+
+
+def test_a_schema_that_could_be_newer_is_told(database: str) -> None:
     with psycopg.connect(database) as connection:
         connection.execute(migrations()[0].statement(8, 2).encode())
+    (problem,) = check(database)
+    assert problem.endswith(f"needed is {SCHEMA_VERSION}: run `tidegate migrate`")
+
+
+def test_a_migration_gives_way_to_those_who_use_the_tables(database: str) -> None:
+    """A long dump holds every table: others must not queue behind the migration meanwhile."""
+    with psycopg.connect(database) as connection:
+        connection.execute(migrations()[0].statement(8, 2).encode())
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(database) as dump:
+        dump.execute("SELECT FROM tidegate.meta")
+        migrating = threads.submit(migrate, database)
+        with psycopg.connect(database, autocommit=True) as reader:
+            reader.execute("SET statement_timeout = '2s'")
+            gave_way = 0
+            while gave_way < 2:
+                row = reader.execute(
+                    "SELECT count(*) FROM pg_locks WHERE NOT granted "
+                    "AND relation = 'tidegate.meta'::regclass"
+                ).fetchone()
+                waits = row is not None and row[0] > 0
+                reader.execute("SELECT FROM tidegate.meta")
+                gave_way += waits
+            assert not migrating.done()
+        dump.rollback()
+        assert [migration.id for migration in migrating.result(10)] == ALL[1:]
+
+
+def test_files_applied_by_hand_are_recorded(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        for migration in migrations():
+            connection.execute(migration.statement(8, 2).encode())
     assert migrate(database) == []
     with psycopg.connect(database) as connection:
         row = connection.execute("SELECT count(*) FROM tidegate.migration").fetchone()
-    assert row == (1,)
+    assert row == (len(ALL),)
     assert check(database, 8, 2) == []
 
 
@@ -121,7 +165,7 @@ def test_a_failure_leaves_nothing(database: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrate(database)
     monkeypatch.undo()
-    assert len(migrate(database)) == 1
+    assert [migration.id for migration in migrate(database)] == ALL
 
 
 def test_a_log_without_a_partition_is_a_problem(migrated: str) -> None:

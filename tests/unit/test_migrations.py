@@ -2,7 +2,7 @@
 
 import pytest
 
-from outbox.layout import SCHEMA_VERSION, version_problem
+from outbox.layout import OLDEST_SCHEMA, SCHEMA_VERSION, version_problem
 from outbox.migrations import Migration, layout_problem, migrations
 
 
@@ -41,7 +41,22 @@ def test_impossible_layouts(shards: int, spread: int, problem: str) -> None:
     assert layout_problem(shards, spread) == problem
 
 
-def test_versions() -> None:
-    assert version_problem(SCHEMA_VERSION) is None
-    assert "run `tidegate migrate`" in (version_problem(SCHEMA_VERSION - 1) or "")
-    assert "upgrade Tidegate" in (version_problem(SCHEMA_VERSION + 1) or "")
+@pytest.mark.parametrize(
+    ("schema", "oldest_reader", "said"),
+    [
+        (OLDEST_SCHEMA - 1, 0, "run `tidegate migrate`"),
+        (OLDEST_SCHEMA, OLDEST_SCHEMA, None),
+        (SCHEMA_VERSION, 1, None),
+        (SCHEMA_VERSION + 1, SCHEMA_VERSION, None),
+        (SCHEMA_VERSION + 9, 1, None),
+        (SCHEMA_VERSION + 1, SCHEMA_VERSION + 1, "upgrade Tidegate"),
+    ],
+)
+def test_which_versions_work_together(schema: int, oldest_reader: int, said: str | None) -> None:
+    problem = version_problem(schema, oldest_reader)
+    assert problem is None if said is None else said in (problem or "")
+
+
+def test_what_needs_a_newer_schema_says_so() -> None:
+    problem = version_problem(1, 1, needed=2)
+    assert problem == "the schema has version 1, needed is 2: run `tidegate migrate`"

@@ -18,7 +18,7 @@ GATEWAY = {
 
 def log(epoch: str = "e1", heads: tuple[int, int] = (10, 4)) -> Overview:
     return Overview(
-        Layout(epoch, 2, 2, 1, True),
+        Layout(epoch, 2, 2, 1, 1, True),
         {0: ShardOverview(heads[0], 2, 1.5), 1: ShardOverview(heads[1], 0, None)},
     )
 
