@@ -1,41 +1,35 @@
-"""The consumer: reads the buses of the shards in which this worker has subscribers.
+"""The consumer: has the buses read of the shards in which this worker has subscribers.
 
-One blocking connection reads all shards. Each *connection* has a consumer group of its own,
-``<worker>:<n>``, created at the worker's position, which is always possible since entry ids are our
-own seqs. So an old connection that hangs half-open can take nothing from its successor, and nothing
-has to be acknowledged: sockets die with their worker, there is nobody to redeliver to.
+Where one connection reaches all shards, one *lane* reads them all, as many as there are. In Redis
+Cluster each shard has a slot of its own and no command may span slots: then each shard that is
+wanted has its lane, at most as many as there are shards. Clients never add connections.
 
-A position is captured once and only advances. Entries at or below it are dropped, a hole is filled
-from the log. The epoch is looked at with every read.
+All lanes belong to one epoch: on a change they end before anything of the new one begins.
 """
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import structlog
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.feed import Feed
 from gateway.hub import Hub
-from outbox import keys
-from outbox.entry import BATCH_FIELD, MESSAGE_FIELD, decode
+from gateway.lane import ANSWER_S, Lane, is_missing
 from outbox.errors import OutboxError
 from outbox.log import Log
-from outbox.message import Message
 from outbox.streams import Streams
 
-READ_COUNT = 500
-"""Entries per shard and read."""
-BLOCK_S = 2.0
-"""How long a read waits in Redis; also the longest time in which an epoch change goes unseen."""
-ANSWER_S = 3.0
-"""How much longer than BLOCK_S an answer may take before the link counts as dead."""
-BACKOFF_S = (0.05, 1.0)
-SPAN_LIMIT = 1_000
+LOOK_INTERVAL_S = 1.0
+"""How often the epoch is looked at, and the longest time in which a change goes unseen."""
 ASK_INTERVAL_S = 0.5
-"""Postgres is asked for the epoch no more often, however many reads find it missing in Redis."""
+"""Postgres is asked for the epoch no more often, however often Redis lacks it."""
+BACKOFF_S = (0.05, 1.0)
+
+ALL = -1
+"""The key of the lane that reads all shards."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,23 +47,34 @@ class Consumer:
         epoch_changed: Callable[[], None],
     ) -> None:
         self.epoch = ""
-        self.connected = False
-        """Whether the last exchange with Redis went well."""
         self._hub = hub
         self._streams = streams
         self._log = message_log
+        self._feed = Feed(hub, message_log)
         self._worker = worker
         self._epoch_changed = epoch_changed
-        self._connections = 0
-        self._groups: dict[str, set[str]] = {}
-        """Bus → groups of this worker that may be there."""
-        self._wanted = asyncio.Event()
+        self._reachable = False
+        self._running = False
+        """Whether lanes may be made."""
         self._suspected = False
-        self._client_id = 0
-        self._reading: frozenset[int] = frozenset()
+        self._asked_at_s = -ASK_INTERVAL_S
+        self._wake = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._connections = 0
+        self._lanes: dict[int, Lane] = {}
+        """Shard or ALL → the lane of the moment."""
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        """Shard or ALL → what makes one lane after another."""
         self._attaching: dict[int, asyncio.Task[None]] = {}
-        self._interrupting: asyncio.Task[None] | None = None
-        self._asked_at = -ASK_INTERVAL_S
+        self._including: asyncio.Task[None] | None = None
+        self._leftovers: dict[tuple[str, str], None] = {}
+        """Bus and group: what lanes of this worker left behind."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last exchanges with Redis went well."""
+        lanes = self._lanes.values()
+        return self._reachable and (not lanes or any(lane.connected for lane in lanes))
 
     async def start(self) -> None:
         """Learn the epoch. Raises OutboxError if Postgres does not answer."""
@@ -78,7 +83,9 @@ class Consumer:
     def suspect(self) -> None:
         """Somebody saw a sign of another epoch: ask Postgres at the next opportunity."""
         self._suspected = True
-        self._wanted.set()
+        self._wake.set()
+
+    # Shards
 
     async def attach(self, shard: int) -> None:
         """Have the shard read; returns when its position is known.
@@ -119,130 +126,114 @@ class Consumer:
         if epoch != self.epoch:
             raise OutboxError("the epoch has changed, try again")
         self._hub.positions.setdefault(shard, position)
-        self._wanted.set()
-        self._interrupting = asyncio.ensure_future(self._interrupt(shard))
+        self._tend()
+        if (lane := self._lanes.get(ALL)) is not None:
+            self._including = asyncio.ensure_future(lane.include(shard))
 
-    async def _interrupt(self, shard: int) -> None:
-        """Have the blocked read return so that the next one includes the shard."""
-        client = cast(Any, self._streams.client)
-        attempts = 0
-        while self._client_id and shard not in self._reading and attempts < 20:
-            attempts += 1
-            try:
-                await client.execute_command("CLIENT", "UNBLOCK", self._client_id)
-            except (RedisError, OSError):
-                return
-            # The read may not have reached Redis yet, then there was nothing to unblock.
-            await asyncio.sleep(0.002 * attempts)
+    # Lanes
 
     async def run(self) -> None:
-        """Read until cancelled; every failure is answered by a new connection."""
-        failures = 0
-        while True:
-            try:
-                await self._connection()
-            except (RedisError, OSError, OutboxError, TimeoutError) as error:
-                if self.connected or failures == 0:
-                    log.warning("bus read failed", error=f"{type(error).__name__}: {error}")
-                progressed, self.connected = self.connected, False
-                failures = 1 if progressed else failures + 1
-                low, high = BACKOFF_S
-                await asyncio.sleep(random.uniform(0, min(high, low * 2**failures)))
+        """Read until cancelled, whatever fails."""
+        self._running = True
+        try:
+            while True:
+                self._wake.clear()
+                self._tend()
+                await self._look()
+                await self._tidy()
+                if self._failure is not None:
+                    raise self._failure
+                try:
+                    async with asyncio.timeout(
+                        ASK_INTERVAL_S if self._suspected else LOOK_INTERVAL_S
+                    ):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._running = False
+            await self._stop()
 
-    async def _connection(self) -> None:
-        """One connection's life: groups of its own from the worker's positions."""
-        self._connections += 1
-        group = f"{self._worker}:{self._connections}"
-        pool = cast(Any, self._streams.client.connection_pool)
-        connection: AbstractConnection = pool.make_connection()
+    def _tend(self) -> None:
+        """Has the lanes be those that are wanted."""
+        if not self._running:
+            return
+        wanted = {ALL} if self._streams.client.spans_shards else set(self._hub.positions)
+        for key in self._keepers.keys() - wanted:
+            self._keepers[key].cancel()
+        for key in wanted - self._keepers.keys():
+            task = asyncio.create_task(self._keep(key))
+            self._keepers[key] = task
+            task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: int, task: "asyncio.Task[None]") -> None:
+        del self._keepers[key]
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failure = failure
+        self._wake.set()
+
+    async def _stop(self) -> None:
+        keepers = list(self._keepers.values())
+        for task in keepers:
+            task.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def _keep(self, key: int) -> None:
+        """One lane after another: every failure is answered by a new connection."""
+        client = self._streams.client
+        failures = 0
+        ask_at = None
+        while True:
+            self._connections += 1
+            lane = self._lanes[key] = Lane(
+                client,
+                self._feed,
+                self.epoch,
+                f"{self._worker}:{self._connections}",
+                partial(self._wanted, key),
+                ask_at,
+            )
+            progressed = False
+            try:
+                await lane.run()
+            except (RedisError, OSError, OutboxError) as error:
+                progressed = lane.was_connected
+                if progressed or failures == 0:
+                    log.warning("bus read failed", error=f"{type(error).__name__}: {error}")
+                ask_at = client.redirected(error) if isinstance(error, RedisError) else None
+            finally:
+                del self._lanes[key]
+                self._leftovers |= dict.fromkeys((bus, lane.group) for bus in lane.joined.values())
+            failures = 1 if progressed else failures + 1
+            low, high = BACKOFF_S
+            await asyncio.sleep(random.uniform(0, min(high, low * 2**failures)))
+
+    def _wanted(self, key: int) -> Mapping[int, int]:
+        positions = self._hub.positions
+        if key == ALL:
+            return positions
+        return {key: positions[key]} if key in positions else {}
+
+    # What is looked at now and then
+
+    async def _look(self) -> None:
+        """Follow the epoch in Redis; where it is missing or suspect, the one in Postgres."""
+        found = None
         try:
             async with asyncio.timeout(ANSWER_S):
-                await cast(Any, connection).connect()
-                self._client_id = int(await _call(connection, "CLIENT", "ID"))
-            await self._read(connection, group)
-        finally:
-            self._client_id = 0
-            self._reading = frozenset()
-            await connection.disconnect(nowait=True)
-
-    async def _read(self, connection: AbstractConnection, group: str) -> None:
-        joined: set[int] = set()
-        pending: dict[bytes, int] | None = None
-        while True:
-            if pending is None:
-                await self._check_epoch(connection)
-                await self._join(connection, group, joined)
-                if not joined:
-                    await self._idle()
-                    continue
-                pending = await self._ask(connection, group, joined)
-            streams = pending
-            async with asyncio.timeout(BLOCK_S + ANSWER_S):
-                epoch = await connection.read_response()
-                answer = await connection.read_response()
-            self.connected = True
-            settled = (
-                not self._suspected
-                and epoch == self.epoch.encode()
-                and set(self._hub.positions) == joined
-            )
-            # The next read is under way while this one is delivered, unless something has to be
-            # looked at first.
-            pending = await self._ask(connection, group, joined) if settled else None
-            for key, entries in answer or ():
-                await self._deliver(streams[key], entries)
-
-    async def _ask(
-        self, connection: AbstractConnection, group: str, shards: set[int]
-    ) -> dict[bytes, int]:
-        names = {keys.bus(self.epoch, shard): shard for shard in sorted(shards)}
-        read: tuple[Any, ...] = (
-            *("XREADGROUP", "GROUP", group, "c", "COUNT", READ_COUNT),
-            *("BLOCK", int(BLOCK_S * 1000), "NOACK", "STREAMS", *names, *[">"] * len(names)),
-        )
-        await connection.send_packed_command(connection.pack_commands([("GET", keys.EPOCH), read]))
-        self._reading = frozenset(shards)
-        return {name.encode(): shard for name, shard in names.items()}
-
-    async def _join(self, connection: AbstractConnection, group: str, joined: set[int]) -> None:
-        """Make this connection's group on every shard that is wanted; remove it from the others,
-        and those of earlier connections from all."""
-        joined.intersection_update(self._hub.positions)
-        wanted = {keys.bus(self.epoch, shard) for shard in joined}
-        for bus, groups in list(self._groups.items()):
-            for name in groups - ({group} if bus in wanted else set()):
-                await _call(connection, "XGROUP", "DESTROY", bus, name)
-                groups.discard(name)
-            if not groups:
-                del self._groups[bus]
-        for shard, position in list(self._hub.positions.items()):
-            if shard not in joined:
-                bus = keys.bus(self.epoch, shard)
-                self._groups.setdefault(bus, set()).add(group)
-                await _call(connection, "XGROUP", "CREATE", bus, group, f"{position}-0", "MKSTREAM")
-                joined.add(shard)
-
-    async def _idle(self) -> None:
-        """No shard is wanted: wait until one is."""
-        self.connected = True
-        self._wanted.clear()
-        if self._hub.positions:
+                await self._streams.client.verify()
+                found = await self._streams.epoch()
+            self._reachable = True
+        except (RedisError, OSError):
+            self._reachable = False
+            if not self._suspected:
+                return
+        if found == self.epoch and not self._suspected:
             return
-        try:
-            async with asyncio.timeout(ASK_INTERVAL_S if self._suspected else BLOCK_S):
-                await self._wanted.wait()
-        except TimeoutError:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._asked_at_s < ASK_INTERVAL_S:
             return
-
-    async def _check_epoch(self, connection: AbstractConnection) -> None:
-        """Follow the epoch in Redis; where it is missing or suspect, the one in Postgres."""
-        value = await _call(connection, "GET", keys.EPOCH)
-        if value == self.epoch.encode() and not self._suspected:
-            return
-        now = asyncio.get_running_loop().time()
-        if now - self._asked_at < ASK_INTERVAL_S:
-            return
-        self._asked_at = now
+        self._asked_at_s = now_s
         try:
             current, _ = await self._log.heads()
         except OutboxError as error:
@@ -252,83 +243,27 @@ class Consumer:
         self._suspected = False
         if current != self.epoch:
             log.warning("the epoch changed: clients are told to subscribe again", epoch=current)
+            # What lanes of the old epoch have in hand must not reach the hub any more.
+            self._running = False
+            await self._stop()
             self.epoch = current
             self._epoch_changed()
+            self._running = True
+            self._tend()
 
-    async def _deliver(self, shard: int, entries: list[Any]) -> None:
-        position = self._hub.positions.get(shard)
-        if position is None:
-            return
-        messages: list[Message] = []
-        expected = position + 1
-        for entry_id, fields in entries:
-            seq = int(entry_id[:-2])  # ids are "<seq>-0"
-            if seq < expected:
-                continue
-            if seq > expected:
-                await self._emit(shard, messages)
-                messages = []
-                await self._fill(shard, expected - 1, seq - 1)
-            expected = seq + 1
-            message = _message(shard, fields)
-            if message is None:
-                await self._emit(shard, messages)
-                messages = []
-                await self._fill(shard, seq - 1, seq)
-            else:
-                messages.append(message)
-        await self._emit(shard, messages)
-
-    async def _emit(self, shard: int, messages: list[Message]) -> None:
-        if messages:
-            for _ in self._hub.deliver(shard, messages):
-                await asyncio.sleep(0)
-
-    async def _fill(self, shard: int, after: int, until: int) -> None:
-        """Deliver from the log what the bus no longer has."""
-        log.info("hole in a bus, filled from the log", shard=shard, after=after, until=until)
-        while after < until:
-            messages = await self._log.span(shard, after, until, SPAN_LIMIT)
-            if not messages or messages[0].seq != after + 1:
-                self._hub.lose(shard, until)
-                return
-            await self._emit(shard, messages)
-            after = messages[-1].seq
+    async def _tidy(self) -> None:
+        """Remove the groups of lanes that have ended."""
+        for bus, group in list(self._leftovers):
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._streams.client.xgroup_destroy(bus, group)
+            except (RedisError, OSError) as error:
+                if not (isinstance(error, ResponseError) and is_missing(error)):
+                    return
+            del self._leftovers[bus, group]
 
     async def leave(self) -> None:
         """Remove this worker's groups; called once at the end."""
-        for bus, groups in self._groups.items():
-            try:
-                for group in groups:
-                    await self._streams.client.xgroup_destroy(bus, group)
-            except ResponseError:
-                continue  # the bus is gone, and its groups with it
-            except (RedisError, OSError) as error:
-                log.info("group not removed, it will be reaped", error=type(error).__name__)
-                return
-
-
-async def _call(connection: AbstractConnection, *command: Any) -> Any:
-    async with asyncio.timeout(ANSWER_S):
-        await connection.send_command(*command)
-        try:
-            return await connection.read_response()
-        except ResponseError as error:
-            if "no such key" in str(error).lower() or "requires the key to exist" in str(error):
-                return None
-            raise
-
-
-def _message(shard: int, fields: list[bytes]) -> Message | None:
-    """None if the entry is not one of ours: the log has the message."""
-    batch, blob = b"", b""
-    for name, value in zip(fields[::2], fields[1::2], strict=True):
-        if name == MESSAGE_FIELD:
-            blob = value
-        elif name == BATCH_FIELD:
-            batch = value
-    try:
-        return decode(shard, batch.decode(), blob)
-    except (ValueError, TypeError):
-        log.warning("an entry of a bus cannot be read", shard=shard)
-        return None
+        await self._tidy()
+        if self._leftovers:
+            log.info("groups not removed, they will be reaped", groups=len(self._leftovers))

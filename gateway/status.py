@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar, cast
 
-from redis.asyncio import Redis
-
 from gateway import faults
-from outbox import database, keys, streams
+from outbox import database, keys
 from outbox.lease import LeaseTable, read_leases
 from outbox.overview import Overview, overview
+from outbox.redis_client import Client
+from outbox.redis_connect import connect
+from outbox.streams import Streams
 
 TIMEOUT_S: Final = 10.0
 """How long each of the two stores may take."""
@@ -188,9 +189,9 @@ async def _read_log(dsn: str) -> Overview:
 
 
 async def _read_bus(url: str, shards: Iterable[int] | None) -> Bus:
-    client = streams.connect(url, max_connections=2)
+    client = connect(url, max_connections=2)
     try:
-        bus = streams.Streams(client)
+        bus = Streams(client)
         epoch = await bus.epoch()
         leases = await read_leases(client)
         # Without Postgres nobody says how many shards there are: the leases name those in use.
@@ -201,7 +202,7 @@ async def _read_bus(url: str, shards: Iterable[int] | None) -> Bus:
         await client.aclose()
 
 
-async def _gateways(client: Redis) -> tuple[dict[str, Any], ...]:
+async def _gateways(client: Client) -> tuple[dict[str, Any], ...]:
     seconds, micros = await client.time()
     now_ms = seconds * 1000 + micros // 1000
     raw = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.GATEWAYS))

@@ -29,7 +29,8 @@ from outbox.database import Pool, open_pool
 from outbox.layout import layout
 from outbox.log import Log
 from outbox.names import DEFAULT_TENANT
-from outbox.streams import Streams, check, connect
+from outbox.redis_connect import check, connect
+from outbox.streams import Streams
 
 REQUESTS_MAX = 32
 SWEEP_S = 5.0

@@ -7,11 +7,10 @@ locks in Postgres, appending by the script. So a lease is never checked before a
 
 import time
 from dataclasses import dataclass
-from typing import cast
-
-from redis.asyncio import Redis
+from typing import Any, cast
 
 from outbox import keys
+from outbox.redis_client import Client
 from outbox.streams import Script
 
 LEASE_TTL_S = 3.0
@@ -31,7 +30,7 @@ class LeaseTable:
 class Leases:
     """The leases of one relay. Errors of Redis come through as ``redis.RedisError``."""
 
-    def __init__(self, client: Redis, relay: str, shards: int, ttl_s: float = LEASE_TTL_S) -> None:
+    def __init__(self, client: Client, relay: str, shards: int, ttl_s: float = LEASE_TTL_S) -> None:
         """``relay`` is an id without spaces, unique among relays; ``shards`` how many there are."""
         self.relay = relay
         self.held: frozenset[int] = frozenset()
@@ -69,16 +68,11 @@ class Leases:
         return self.held
 
 
-async def read_leases(client: Redis) -> LeaseTable:
+async def read_leases(client: Client) -> LeaseTable:
     """Reads the leases as they stand now by Redis' clock."""
-    async with client.pipeline(transaction=True) as pipeline:
-        pipeline.time()
-        pipeline.hgetall(keys.RELAYS)
-        pipeline.hgetall(keys.LEASES)
-        answers = await pipeline.execute()
-    (seconds, micros), relays, leases = cast(
-        tuple[tuple[int, int], dict[bytes, bytes], dict[bytes, bytes]], tuple(answers)
-    )
+    seconds, micros = await client.time()
+    relays = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.RELAYS))
+    leases = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.LEASES))
     now_ms = seconds * 1000 + micros // 1000
     alive = sorted(name.decode() for name, expiry in relays.items() if int(expiry) > now_ms)
     holders = {}

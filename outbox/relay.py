@@ -24,7 +24,8 @@ from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
 from outbox.log import Log
 from outbox.pump import Backoff, Pace, Pump, Standing
-from outbox.streams import StreamLimits, Streams, check, connect
+from outbox.redis_connect import check, connect
+from outbox.streams import StreamLimits, Streams
 
 STOP_PATIENCE_S = 10.0
 """How long a clean stop may take to finish the batch at hand; the log has what is cut off."""
@@ -247,7 +248,7 @@ class Relay:
         standing = self._standing
         if not standing.redis_up:
             # An address may lead elsewhere by now, and an old link to a server that was demoted.
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+            await self._client.renew()
             for warning in await check(self._client):
                 self._trouble("redis setting", warning)
         if self._leases is not None and self._serving.is_set():

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 import psycopg
 from redis.asyncio import Redis
 
-from outbox import database, keys, streams
+from outbox import database, keys, redis_connect
 from outbox.entry import decode
 from outbox.layout import layout
 from outbox.log import Log
@@ -24,7 +24,7 @@ class Probe:
 
     def __init__(self, dsn: str, url: str, limits: StreamLimits | None = None) -> None:
         self.dsn = dsn
-        self.client: Redis = streams.connect(url)
+        self.client: Redis = redis_connect.connect(url)
         self.streams = Streams(self.client, limits)
 
     async def __aenter__(self) -> Self:

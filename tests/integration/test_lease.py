@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from outbox import keys, streams
+from outbox import keys, redis_connect
 from outbox.lease import Leases, read_leases
 
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[Redis]:
-    client = streams.connect(redis_url)
+    client = redis_connect.connect(redis_url)
     yield client
     await client.aclose()
     await client.connection_pool.disconnect()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from outbox import keys, streams
+from outbox import keys, redis_connect
 from outbox.message import Message
 from outbox.streams import Replay, StreamLimits, Streams
 
@@ -19,7 +19,7 @@ def message(seq: int, room: str, offset: int, payload: bytes = b"{}") -> Message
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[Redis]:
-    client = streams.connect(redis_url)
+    client = redis_connect.connect(redis_url)
     yield client
     await client.aclose()
     await client.connection_pool.disconnect()

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from redis.asyncio import Redis
 
-from outbox import keys, reconcile, streams
+from outbox import keys, reconcile, redis_connect, streams
 from outbox.entry import decode
 from outbox.log import Log
 from outbox.message import Message
@@ -79,7 +79,7 @@ class Appending(RuleBasedStateMachine):
         return self.runner.run(coroutine)
 
     async def _connect(self, url: str) -> Redis:
-        client = streams.connect(url)
+        client = redis_connect.connect(url)
         await client.flushall()
         return client
 
@@ -228,7 +228,7 @@ def test_whatever_happens_redis_tells_the_truth(redis_url: str, monkeypatch: Any
     monkeypatch.setattr(reconcile, "PAGE_MESSAGES", PAGE)
 
     async def small_blocks() -> None:
-        client = streams.connect(redis_url)
+        client = redis_connect.connect(redis_url)
         await client.config_set("stream-node-max-entries", "2")
         await client.aclose()
 
