@@ -1,4 +1,4 @@
-"""The protocol against a running gateway: connect, subscribe, publish, history, refresh, the API."""
+"""The protocol with a running gateway: connect, subscribe, publish, history, refresh, API."""
 
 import asyncio
 import json
