@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.utils import HIREDIS_AVAILABLE
@@ -17,6 +16,7 @@ from redis.utils import HIREDIS_AVAILABLE
 from outbox.errors import OutboxError, UnsupportedServer
 from outbox.redis_client import Client
 from outbox.redis_cluster import Cluster
+from outbox.redis_connection import TcpConnection, TlsConnection, UnixConnection
 from outbox.redis_sentinel import Master, MasterConnection, MasterTlsConnection, SentinelClient
 from outbox.redis_url import Address, Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
 
@@ -46,7 +46,7 @@ def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 50) -> C
         return _sentinel_client(wanted, timeout_s, max_connections)
     options: dict[str, Any] = {"db": wanted.db, **_login(wanted.login)}
     if wanted.path:
-        options |= {"connection_class": UnixDomainSocketConnection, "path": wanted.path}
+        options |= {"connection_class": UnixConnection, "path": wanted.path}
         return cast(Client, Client.from_pool(_pool(timeout_s, max_connections, options)))
     return _node(wanted, timeout_s, max_connections, wanted.addresses[0])
 
@@ -102,13 +102,13 @@ def _login(login: Login) -> dict[str, Any]:
 
 def _transport(tls: Tls | None) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "connection_class": Connection,
+        "connection_class": TcpConnection,
         "socket_keepalive": True,
         "socket_keepalive_options": _keepalive(),
     }
     if tls is not None:
         options |= {
-            "connection_class": SSLConnection,
+            "connection_class": TlsConnection,
             "ssl_ca_certs": tls.ca_file or None,
             "ssl_certfile": tls.certificate_file or None,
             "ssl_keyfile": tls.key_file or None,

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Self, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from outbox.redis_client import Client
+from outbox.redis_connection import TcpConnection, TlsConnection
 from outbox.redis_url import Address
 
 
@@ -69,7 +70,7 @@ class Master:
             await sentinel.aclose()
 
 
-class MasterConnection(Connection):
+class MasterConnection(TcpConnection):
     """A connection to whatever server is the master at the moment of connecting."""
 
     def __init__(self, *, master: Master, **options: Any) -> None:
@@ -89,7 +90,7 @@ class MasterConnection(Connection):
             raise RedisConnectionError(f"{self.host}:{self.port} is not the master any more")
 
 
-class MasterTlsConnection(MasterConnection, SSLConnection):
+class MasterTlsConnection(MasterConnection, TlsConnection):
     """The same with TLS."""
 
 
