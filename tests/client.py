@@ -88,7 +88,8 @@ class Client:
         assert self._reader is not None
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        await self.socket.close()
+        if self.socket.close_code is None:
+            await self.socket.close()
         if kind is None and self._reader.done() and not self._reader.cancelled():
             self._check()
 

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 
 from outbox import keys
 from outbox.names import namespace
-from outbox.sharding import shard_of
 from outbox.redis_connect import connect
+from outbox.sharding import shard_of
 from tests.client import Client
 from tests.integration.conftest import TENANT, Stack, token
 from tests.processes import Process
@@ -95,8 +95,8 @@ async def test_many_pages_and_then_live_while_publishing_goes_on(
     """More than a ring, a replay stream and two pages of the log hold."""
     for part in range(3):
         shared.publish(room, *range(part * 400, part * 400 + 400))
-    publishing = asyncio.ensure_future(
-        asyncio.gather(*(asyncio.to_thread(shared.publish, room, *range(50)) for _ in range(10)))
+    publishing = asyncio.gather(
+        *(asyncio.to_thread(shared.publish, room, *range(50)) for _ in range(10))
     )
     reply = await client.subscribe(room, (0, ""))
     assert reply["recovered"] is True
