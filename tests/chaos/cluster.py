@@ -1,0 +1,193 @@
+"""The system under test: real servers and processes, with a proxy on every link."""
+
+import asyncio
+import json
+import re
+import secrets
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from redis.asyncio import Redis
+
+from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
+from gateway.embedded.process import free_port
+from gateway.tokens import sign
+from outbox import keys
+from tests.chaos.proxy import Link
+from tests.processes import Process, Processes
+
+# Small, so that every place where the past is kept overflows and every reply needs several pages.
+SETTINGS: Mapping[str, str] = {
+    "TIDEGATE_LEASE_S": "1.5",
+    "TIDEGATE_ROOM_RING_MESSAGES": "6",
+    "TIDEGATE_ROOM_STREAM_MESSAGES": "12",
+    "TIDEGATE_ROOM_LINGER_S": "2",
+    "TIDEGATE_REPLAY_PAGE_MESSAGES": "5",
+    "TIDEGATE_BUS_MESSAGES": "100",
+    "TIDEGATE_CLIENT_BUFFER_BYTES": "32768",
+    "TIDEGATE_PING_INTERVAL_S": "2",
+    "TIDEGATE_PONG_TIMEOUT_S": "1.9",
+    "TIDEGATE_DRAIN_TIMEOUT_S": "5",
+    "TIDEGATE_LOG_FORMAT": "json",
+}
+
+
+class Cluster:
+    """``async with Cluster(folder, postgres, dsn, redis) as cluster``: all are ready."""
+
+    def __init__(
+        self,
+        folder: Path,
+        postgres: EmbeddedPostgres,
+        dsn: str,
+        redis: EmbeddedRedis,
+        *,
+        relays: int = 2,
+        gateways: int = 2,
+        **settings: str,
+    ) -> None:
+        """``dsn``: a database of the server with the schema."""
+        self.postgres = postgres
+        self.dsn = dsn
+        self.redis = redis
+        self.processes = Processes(folder)
+        self.relays: list[Process] = []
+        self.gateways: list[Process] = []
+        self.links: dict[str, Link] = {}
+        """``relay-1 to postgres``, ``gateway-2 to redis`` …"""
+        self._secret = secrets.token_hex(32)
+        self._settings = {
+            **SETTINGS,
+            "TIDEGATE_TOKEN_HMAC_SECRET": self._secret,
+            "TIDEGATE_NAMESPACES": json.dumps({}),
+            **settings,
+        }
+        self._relays = relays
+        self._gateways = gateways
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        try:
+            names = [f"relay-{i + 1}" for i in range(self._relays)]
+            for name in names:
+                self.relays.append(await self.start(name, "relay"))
+            names = [f"gateway-{i + 1}" for i in range(self._gateways)]
+            for name in names:
+                self.gateways.append(await self.start(name, "gateway"))
+            await asyncio.gather(*(asyncio.to_thread(g.wait_ready) for g in self.gateways))
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.heal()
+        await asyncio.to_thread(self.processes.stop)
+        await self._stack.aclose()
+
+    async def start(self, name: str, role: str, **settings: str) -> Process:
+        """Starts a relay or a gateway with links of its own; does not wait until it is ready."""
+        port = int(conninfo_to_dict(self.dsn)["port"] or 0)
+        to_postgres = await self._link(f"{name} to postgres", port)
+        to_redis = await self._link(f"{name} to redis", self.redis.port)
+        environment = {
+            **self._settings,
+            "TIDEGATE_POSTGRES_DSN": make_conninfo(self.dsn, port=to_postgres.port),
+            "TIDEGATE_REDIS_URL": self.redis.url.replace(
+                f":{self.redis.port}/", f":{to_redis.port}/"
+            ),
+            **settings,
+        }
+        arguments = [role]
+        listen_port = free_port()
+        if role == "gateway":
+            arguments += ["--port", str(listen_port)]
+        process = self.processes.start(name, *arguments, **environment)
+        if role == "gateway":
+            process.port = listen_port
+        return process
+
+    async def _link(self, name: str, *targets: int, **options: Any) -> Link:
+        self.links[name] = link = await self._stack.enter_async_context(
+            Link(name, *targets, **options)
+        )
+        return link
+
+    @property
+    def ports(self) -> list[int]:
+        """Where the gateways listen."""
+        return [gateway.port for gateway in self.gateways]
+
+    def token(self, tenant: str, user: str) -> str:
+        return sign(self._secret, tenant, user, now=time.time())
+
+    # Faults and their ends
+
+    def heal(self) -> None:
+        """Links pass on again and processes that were stopped continue."""
+        for link in self.links.values():
+            link.heal()
+        for process in self.processes.all.values():
+            if process.alive:
+                process.signal(signal.SIGCONT)
+
+    def to_redis(self, processes: Iterable[Process] | None = None) -> list[Link]:
+        """The links of these processes, or of all."""
+        chosen = [*self.relays, *self.gateways] if processes is None else processes
+        return [self.links[f"{process.name} to redis"] for process in chosen]
+
+    def to_postgres(self, processes: Iterable[Process] | None = None) -> list[Link]:
+        chosen = [*self.relays, *self.gateways] if processes is None else processes
+        return [self.links[f"{process.name} to postgres"] for process in chosen]
+
+    async def restart(self, process: Process) -> None:
+        """SIGTERM if it runs, and a new start, ready."""
+        await asyncio.to_thread(process.restart)
+        if process.port:
+            await asyncio.to_thread(process.wait_ready)
+
+    async def sql(self, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        """Runs a statement over a connection of its own, past all proxies."""
+        async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+            cursor = await connection.execute(statement.encode(), parameters)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+    async def terminate_backends(self, pattern: str = "tidegate%") -> int:
+        """pg_terminate_backend for the connections of this database with such a name."""
+        rows = await self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE %s",
+            (pattern,),
+        )
+        return len(rows)
+
+    def client(self) -> Redis:
+        """A client past all proxies."""
+        return Redis.from_url(self.redis.url, socket_timeout=30)
+
+    async def epoch(self) -> str:
+        return str((await self.sql("SELECT epoch FROM tidegate.meta"))[0][0])
+
+    async def heads(self) -> dict[int, int]:
+        return dict(await self.sql("SELECT id, max(head) FROM tidegate.shard GROUP BY id"))
+
+    async def buses(self) -> list[str]:
+        """Names of the buses of the shards that have had a message."""
+        epoch = await self.epoch()
+        return [keys.bus(epoch, shard) for shard, head in (await self.heads()).items() if head]
+
+    def logged(self, pattern: str, processes: Iterable[Process] | None = None) -> int:
+        """How often the processes' logs have a match."""
+        chosen = self.processes.all.values() if processes is None else processes
+        return sum(len(re.findall(pattern, process.text())) for process in chosen)
+
+
+def password_of(redis: EmbeddedRedis) -> str:
+    return urlsplit(redis.url).password or ""

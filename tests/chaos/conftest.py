@@ -1,0 +1,49 @@
+"""One cluster for all tests of this folder, and for each test a trial in it."""
+
+import importlib
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
+from tests.chaos.cluster import Cluster
+from tests.chaos.trial import Trial
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """Two relays and two gateways on servers of their own. Tests put back what they break."""
+    folder: Path = tmp_path_factory.mktemp("chaos") / "processes"
+    with EmbeddedPostgres() as postgres, EmbeddedRedis() as redis:
+        importlib.import_module("outbox.migrations").migrate(postgres.dsn())
+        async with Cluster(folder, postgres, postgres.dsn(), redis) as cluster:
+            yield cluster
+        cluster.processes.check_logs()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trial(cluster: Cluster, seed: int) -> AsyncIterator[Trial]:
+    """Clients and writers of the test's own. What the test has broken is whole again afterwards."""
+    print(f"TIDEGATE_TEST_SEED={seed}")
+    trial = Trial(cluster, seed)
+    try:
+        yield trial
+    finally:
+        cluster.heal()
+        await trial.close()
+        for process in (*cluster.relays, *cluster.gateways):
+            if not process.alive:
+                await cluster.restart(process)
+
+
+@pytest.fixture
+def other_database(cluster: Cluster) -> str:
+    """The conninfo of an empty database on the same server."""
+    name = f"other_{secrets.token_hex(4)}"
+    with psycopg.connect(cluster.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return cluster.postgres.dsn(name)

@@ -1,0 +1,262 @@
+"""Redis stalls, refuses, forgets in whole or in part, and no client notices more than a delay."""
+
+import asyncio
+import os
+import signal
+from typing import Any, cast
+
+import pytest
+
+from gateway.embedded import EmbeddedRedis
+from tests.chaos.cluster import Cluster, password_of
+from tests.chaos.proxy import Link
+from tests.chaos.trial import Trial, within
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+
+async def good(trial: Trial) -> None:
+    """The end of every test here."""
+    verdict = await trial.verdict()
+    assert verdict.good, str(verdict)
+
+
+async def test_nothing_happens(trial: Trial) -> None:
+    """What the others are compared with."""
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(100)
+    await good(trial)
+
+
+async def test_a_stall_of_12_seconds(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(50)
+    os.kill(cluster.redis.pid, signal.SIGSTOP)
+    try:
+        # Longer than any time-out of a client, so that all of them give up and come again.
+        await asyncio.sleep(12)
+    finally:
+        os.kill(cluster.redis.pid, signal.SIGCONT)
+    await trial.written(50)
+    await trial.delivered()
+    await good(trial)
+
+
+async def test_a_restart_without_persistence(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(50)
+    for _ in range(2):
+        await asyncio.to_thread(cluster.redis.kill)
+        await trial.written(30)
+        await asyncio.to_thread(cluster.redis.restart)
+        await trial.written(30)
+        await trial.delivered()
+    await good(trial)
+
+
+async def test_flushall_again_and_again(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    async with cluster.client() as client:
+        for _ in range(10):
+            await trial.written(10)
+            await client.flushall()
+    await good(trial)
+
+
+async def test_flushall_and_then_silence(trial: Trial, cluster: Cluster) -> None:
+    """Nothing is appended any more that could show the loss to relay, gateway or client."""
+    await trial.arrive(2)
+    await trial.publish(*trial.rooms * 3)
+    await trial.delivered()
+    buses = await cluster.buses()
+    async with cluster.client() as client:
+        await client.flushall()
+
+        async def refilled() -> bool:
+            return await client.exists(*buses) == len(buses)
+
+        assert await within(20, refilled)
+    # Those who come now are served from what was refilled.
+    await trial.arrive(2, late=True)
+    await trial.publish(trial.rooms[0])
+    await trial.delivered()
+    await good(trial)
+
+
+async def test_single_keys_are_deleted(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    async with cluster.client() as client:
+        await trial.written(50)
+        for _ in range(3):
+            for key in [key async for key in client.scan_iter("tg:*:bus")]:
+                await client.delete(key)
+                await trial.written(3)
+            for key in [key async for key in client.scan_iter("tg:*:room:*")]:
+                await client.delete(key)
+            await trial.written(5)
+            await client.delete("tg:epoch")
+    await good(trial)
+
+
+async def test_groups_are_destroyed_under_blocked_readers(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    destroyed = 0
+    async with cluster.client() as client:
+        for _ in range(5):
+            await trial.publish(*trial.rooms)
+            await trial.delivered()
+            # Nothing is under way: the readers wait.
+            for bus in await cluster.buses():
+                for group in await cast(Any, client).xinfo_groups(bus):
+                    destroyed += int(await client.xgroup_destroy(bus, group["name"]))
+            await trial.publish(*trial.rooms)
+            await trial.delivered()
+    assert destroyed >= 10
+    await good(trial)
+
+
+async def test_a_full_redis(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+    async with cluster.client() as client:
+        for _ in range(2):
+            await client.config_set("maxmemory", "1")
+            try:
+                await trial.publish(*trial.rooms)
+
+                async def noticed() -> bool:
+                    return cluster.logged("used memory > 'maxmemory'", cluster.relays) > 0
+
+                assert await within(20, noticed)
+                await trial.publish(*trial.rooms)
+
+                async def pending() -> bool:
+                    return await cluster.sql("SELECT FROM tidegate.outbox") != []
+
+                assert await within(20, pending)
+            finally:
+                await client.config_set("maxmemory", "0")
+            await trial.delivered()
+    await good(trial)
+
+
+async def test_connections_are_killed_in_a_loop(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    async with cluster.client() as client:
+        for _ in range(60):
+            await trial.written(2)
+            await client.client_kill_filter(_type="normal", skipme=True)
+    await trial.delivered()
+    await good(trial)
+
+
+async def test_links_are_reset_in_a_loop(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    for _ in range(60):
+        await trial.written(2)
+        trial.random.choice(cluster.to_redis()).cut()
+    await trial.delivered()
+    await good(trial)
+
+
+async def test_a_replica_without_the_tail_is_promoted(trial: Trial, cluster: Cluster) -> None:
+    """Partial loss: the streams go back by many entries, and on from there."""
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(50)
+    first, second = cluster.redis, EmbeddedRedis()
+    second._password = password_of(first)
+    async with Link("replica to primary", first.port) as replication:
+        await asyncio.to_thread(second.start)
+        try:
+            for primary, replica in ((first, second), (second, first)):
+                await fail_over(trial, cluster, primary, replica, replication)
+                await trial.written(50)
+                await trial.delivered()
+            await good(trial)
+        finally:
+            cluster.redis = first
+            for link in cluster.to_redis():
+                link.lead_to(first.port)
+            await asyncio.to_thread(second.stop)
+
+
+async def fail_over(
+    trial: Trial,
+    cluster: Cluster,
+    primary: EmbeddedRedis,
+    replica: EmbeddedRedis,
+    replication: Link,
+) -> None:
+    """Replicates, stops to replicate, and has the replica go on when it lacks many entries."""
+    replication.heal()
+    replication.lead_to(primary.port)
+    cluster.redis = replica
+    async with cluster.client() as client:
+        await client.config_set("masterauth", password_of(primary))
+        await client.config_set("repl-timeout", 600)
+        await client.replicaof("127.0.0.1", str(replication.port))
+
+        async def in_step() -> bool:
+            found = await client.info("replication")
+            return found["master_link_status"] == "up" and not found["master_sync_in_progress"]
+
+        assert await within(30, in_step)
+        await trial.written(30)
+        replication.freeze()
+        lagging = await ends(cluster, client)
+        await trial.written(60)
+        await trial.delivered()
+        # Read-only as yet, as after a fail-over that is not complete.
+        for link in cluster.to_redis():
+            link.lead_to(replica.port)
+        await asyncio.sleep(0.5)
+        assert await ends(cluster, client) == lagging
+        heads = await cluster.heads()
+        assert sum(heads[shard] - last for shard, last in lagging.items()) >= 30
+        await client.replicaof("NO", "ONE")
+
+
+async def ends(cluster: Cluster, client: Any) -> dict[int, int]:
+    """Last seq of each bus."""
+    found = {}
+    for bus in await cluster.buses():
+        if await client.exists(bus):
+            info = await client.xinfo_stream(bus)
+            shard = int(bus.partition("}")[0].rpartition(":")[2])
+            found[shard] = int(info["last-generated-id"].partition(b"-")[0])
+    return found
+
+
+async def test_the_bus_is_trimmed_under_a_stopped_gateway(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+    gateway = cluster.gateways[0]
+    filled = cluster.logged("hole in a bus", [gateway])
+    gateway.signal(signal.SIGSTOP)
+    try:
+        for _ in range(6):
+            await trial.publish(*trial.rooms * 30)
+        heads = await cluster.heads()
+        async with cluster.client() as client:
+
+            async def trimmed() -> bool:
+                return await ends(cluster, client) == {s: h for s, h in heads.items() if h}
+
+            assert await within(30, trimmed)
+            for bus in await cluster.buses():
+                assert await client.xlen(bus) < 300
+    finally:
+        gateway.signal(signal.SIGCONT)
+    await trial.delivered()
+    assert cluster.logged("hole in a bus", [gateway]) > filled
+    await good(trial)
