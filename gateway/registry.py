@@ -14,6 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from outbox import keys
+from outbox.redis_client import Client
 from outbox.streams import Streams
 
 RENEW_S = 2.0
@@ -87,6 +88,16 @@ class Registry:
             await cast(Any, self._streams.client).hdel(keys.GATEWAYS, self._worker)
         except (RedisError, OSError) as error:
             log.debug("registry not reached", error=type(error).__name__)
+
+
+async def read_workers(client: Client) -> tuple[dict[str, Any], ...]:
+    """The lines of the workers that are alive by Redis' clock, in order of their ids."""
+    seconds, micros = await client.time()
+    now_ms = seconds * 1000 + micros // 1000
+    raw = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.GATEWAYS))
+    reported = (json.loads(value) for value in raw.values())
+    alive = [entry for entry in reported if entry.get("expires_ms", 0) > now_ms]
+    return tuple(sorted(alive, key=lambda entry: str(entry.get("id"))))
 
 
 def _expired(line: bytes, now_ms: float) -> bool:

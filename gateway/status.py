@@ -4,13 +4,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from gateway import faults
-from outbox import database, keys
+from gateway.registry import read_workers
+from outbox import database
 from outbox.lease import LeaseTable, read_leases
 from outbox.overview import Overview, overview
-from outbox.redis_client import Client
 from outbox.redis_connect import connect
 from outbox.streams import Streams
 
@@ -197,15 +197,6 @@ async def _read_bus(url: str, shards: Iterable[int] | None) -> Bus:
         # Without Postgres nobody says how many shards there are: the leases name those in use.
         asked = sorted(leases.holders if shards is None else shards)
         last_ids = {} if epoch is None else await bus.last_ids(epoch, asked)
-        return Bus(epoch, last_ids, leases, await _gateways(client))
+        return Bus(epoch, last_ids, leases, await read_workers(client))
     finally:
         await client.aclose()
-
-
-async def _gateways(client: Client) -> tuple[dict[str, Any], ...]:
-    seconds, micros = await client.time()
-    now_ms = seconds * 1000 + micros // 1000
-    raw = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.GATEWAYS))
-    reported = (json.loads(value) for value in raw.values())
-    alive = [entry for entry in reported if entry.get("expires_ms", 0) > now_ms]
-    return tuple(sorted(alive, key=lambda entry: str(entry.get("id"))))

@@ -63,6 +63,11 @@ _TOMBSTONES = """
     JOIN tidegate.message l USING (tenant, room, "offset")
     WHERE l.tags = '{"redacted": "true"}' AND l.payload::text = 'null'
 """
+_OFFSET_AT = """
+    SELECT "offset" FROM tidegate.message
+    WHERE tenant = %(tenant)s AND room = %(room)s AND seq <= %(seq)s
+    ORDER BY "offset" DESC LIMIT 1
+"""
 _HEADS = """
     SELECT a.id, s.head, m.epoch
     FROM tidegate.meta m
@@ -198,6 +203,12 @@ class Log:
             {"tenants": list(tenants), "rooms": list(names), "offsets": list(offsets)},
         )
         return {asked[tenant, room, offset]: seq for tenant, room, offset, seq in found}
+
+    async def offset_at(self, tenant: str, room: str, seq: int) -> int | None:
+        """The room's last offset as of a seq of its shard; None if the log has none so old."""
+        found = await self._rows(_OFFSET_AT, {"tenant": tenant, "room": room, "seq": seq})
+        offset: int | None = found[0][0] if found else None
+        return offset
 
     async def heads(self) -> tuple[str, dict[int, int]]:
         """The epoch, and each shard's last seq."""

@@ -245,6 +245,22 @@ class Streams:
             if not isinstance(answer, Exception)
         }
 
+    async def erase(self, epoch: str, shard: int, tenant: str, room: str, seq: int) -> None:
+        """Removes one entry from the bus, and the room's replay stream.
+
+        Readers get the entry from the log. It can be added again only to a bus that is begun anew,
+        and that from the log, too.
+        """
+        answers = await self.client.pipelined(
+            [
+                ("XDEL", keys.bus(epoch, shard), f"{seq}-0"),
+                ("DEL", keys.room(epoch, shard, tenant, room)),
+            ]
+        )
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+
     async def epoch(self) -> str | None:
         """The epoch that relays wrote; None if it is missing."""
         value = cast(bytes | None, await self.client.get(keys.EPOCH))

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from gateway.cli import configure, inspect, messages, processes
+from gateway.cli import configure, inspect, messages, operations, processes
 
 _OWN = ("gateway", "outbox", "publisher")
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (processes, messages, inspect, configure):
+for module in (processes, messages, inspect, operations, configure):
     module.register(app)
 
 
