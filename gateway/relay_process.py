@@ -14,6 +14,7 @@ def options(settings: Settings) -> RelayOptions:
     return RelayOptions(
         postgres_dsn=settings.postgres_dsn.get_secret_value(),
         redis_url=settings.redis_url.get_secret_value(),
+        redis_url_also=settings.redis_url_also.get_secret_value(),
         streams=StreamLimits(
             bus_length=settings.bus_messages,
             room_length=settings.room_stream_messages,

@@ -25,6 +25,7 @@ from pydantic import (
 from gateway.namespaces import EVERY_OTHER, Namespace
 from gateway.origins import ANY, normal_origin
 from outbox.names import namespace, room_error
+from outbox.redis_url import parse_redis_url
 
 PREFIX = "TIDEGATE_"
 SECRET_MIN_BYTES = 32
@@ -89,7 +90,13 @@ class Settings(BaseModel):
     redis_url: SecretStr = Field(
         NOT_SET,
         description="URL of Redis or Valkey: `redis://[user:password@]host:port/0`, `rediss://` "
-        "with TLS, `unix://` for a socket.",
+        "with TLS, `unix://` for a socket, `redis+sentinel://host:26379,…/master`, "
+        "`redis+cluster://host:6379,…`. See [Redis](operate/redis.md).",
+    )
+    redis_url_also: SecretStr = Field(
+        NOT_SET,
+        description="URL of a second Redis that relays keep the same as the first, while gateways "
+        "move to it.",
     )
     token_hmac_secret: SecretStr = Field(
         NOT_SET,
@@ -255,12 +262,11 @@ class Settings(BaseModel):
             raise ValueError("must be like postgresql://user:password@host:5432/database")
         return value
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "redis_url_also")
     @classmethod
     def _url(cls, value: SecretStr) -> SecretStr:
-        text = value.get_secret_value()
-        if text and (urlsplit(text).scheme not in ("redis", "rediss", "unix") or "://" not in text):
-            raise ValueError("must be like redis://host:6379/0, rediss://… or unix:///path")
+        if text := value.get_secret_value():
+            parse_redis_url(text)
         return value
 
     @field_validator("token_hmac_secret")

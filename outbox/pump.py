@@ -7,13 +7,14 @@ the doorbell. The relay repeats steps, and makes a new pump after an error of Po
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from time import monotonic
 from typing import Any, LiteralString, Protocol
 
 from psycopg import errors
+from redis.exceptions import RedisError
 
 from outbox.database import Connection
 from outbox.doorbell import Doorbell
@@ -31,6 +32,9 @@ OLD_EPOCH_KEPT_S = 3_600
 REDIS_DOWN_POLL_S = 1.0
 FAILING_RETRY_S = 5.0
 """When a shard that cannot be sequenced, while others can, is tried again."""
+
+AWAY_RETRY_S = 0.25
+"""When a shard whose node was out of reach is tried again."""
 
 SHARD_ERRORS = (errors.DataError, errors.IntegrityError, errors.LockNotAvailable)
 """What one shard's rows, positions or locks can cause, and what need not stop the others."""
@@ -91,6 +95,8 @@ class Standing:
     lasts: dict[int, int] = field(default_factory=dict)
     """Shard → seq up to which its bus is known to reach."""
     redis_up: bool = False
+    away: set[int] = field(default_factory=set)
+    """Shards whose node of a cluster is out of reach, while those of others are not."""
     failing: dict[int, str] = field(default_factory=dict)
     """Shard → why it cannot be sequenced, though others can."""
     doorbell_off: str | None = None
@@ -99,6 +105,8 @@ class Standing:
     refilled: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set after a change, to end the pump's sleep."""
+    appended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after messages were appended."""
 
     def adopt(self, epoch: str) -> bool:
         """Goes on with the epoch that was just read from Postgres; whether it is another."""
@@ -147,6 +155,7 @@ class Pump:
         """Whether the next look is to let writers go on without ringing."""
         self._retry_at_s = 0.0
         """When the failing shards are due again."""
+        self._away_until_s = 0.0
         self._polls = Backoff(pace.poll_min_s, pace.poll_max_s)
         self._lock_polls = Backoff(pace.lock_poll_min_s, pace.lock_poll_max_s)
 
@@ -202,10 +211,26 @@ class Pump:
     def _served(self, shards: frozenset[int]) -> frozenset[int]:
         """The shards without those that fail and are not due."""
         failing = self._standing.failing
+        if self._standing.away and monotonic() >= self._away_until_s:
+            self._standing.away.clear()
+        shards -= self._standing.away
         if failing and monotonic() >= self._retry_at_s:
             self._retry_at_s = monotonic() + FAILING_RETRY_S
             return shards
         return (shards - failing.keys()) or shards
+
+    def _set_aside(self, shards: Collection[int], error: BaseException | None) -> None:
+        """Leaves shards alone for a moment, whose node of a cluster is out of reach.
+
+        Raises the error if no shard would be left: then it is not about some shards.
+        """
+        standing = self._standing
+        standing.away.update(shards)
+        standing.ready.difference_update(shards)
+        self._away_until_s = monotonic() + AWAY_RETRY_S
+        if error is not None and standing.held <= standing.away:
+            standing.away.clear()
+            raise error
 
     async def _batch(self, shards: list[int], prelude: LiteralString | None) -> Batch:
         """One batch of all shards or, where that fails, of each shard that does not fail alone."""
@@ -245,6 +270,8 @@ class Pump:
     async def _sleep(self, shards: frozenset[int], last_look: bool) -> None:
         if self._standing.doorbell_off is not None:
             await self._bell.wait(self._polls.next_s())
+        elif self._standing.away:
+            self._woken = await self._bell.wait(AWAY_RETRY_S)
         elif last_look:
             failing = bool(self._standing.failing)
             self._woken = await self._bell.wait(
@@ -271,8 +298,11 @@ class Pump:
         )
         failure: BaseException | None = None
         fork: Fork | None = None
+        away: dict[int, BaseException] = {}
         for shard, answer in zip(shards, answers, strict=True):
-            if isinstance(answer, BaseException):
+            if isinstance(answer, RedisError) and not self._streams.client.spans_shards:
+                away[shard] = answer
+            elif isinstance(answer, BaseException):
                 failure = answer
                 standing.ready.discard(shard)
             elif answer.status is Status.APPENDED:
@@ -284,6 +314,9 @@ class Pump:
                         f"the streams of shard {shard} hold messages that Postgres does not have, "
                         f"up to seq {answer.last}"
                     )
+        standing.appended.set()
+        if away:
+            self._set_aside(away, next(iter(away.values())))
         if failure is not None:
             raise failure
         if fork is not None:
@@ -326,7 +359,10 @@ class Pump:
         standing.lasts |= done.lasts
         standing.ready |= done.lasts.keys() - done.unfinished
         standing.refilled += done.refilled
+        if done.unreached:
+            self._set_aside(done.unreached, None)
         if done.refilled:
+            standing.appended.set()
             self._journal.info("buses refilled", messages=done.refilled, shards=len(shards))
         if done.unfinished:
             await self._bell.wait(self._lock_polls.next_s())

@@ -9,6 +9,8 @@ another message at some position, is the opposite case: Postgres lost commits th
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from redis.exceptions import RedisError
+
 from outbox.errors import EpochChanged, Fork
 from outbox.log import Log
 from outbox.streams import Status, Streams
@@ -34,6 +36,8 @@ class Reconciled:
     """Messages that were taken from the log and offered to the buses."""
     unfinished: frozenset[int]
     """Shards whose bus was lost again and again meanwhile: try again in a moment."""
+    unreached: frozenset[int]
+    """Shards whose node of a cluster is out of reach, while those of others are not."""
 
 
 Heads = Callable[[], Awaitable[tuple[str, Mapping[int, int]]]]
@@ -52,7 +56,8 @@ async def reconcile(
     Raises:
         EpochChanged: the epoch in Postgres is not ``epoch``.
         Fork: the streams prove that Postgres lost delivered commits.
-        redis.RedisError, psycopg.Error: as they come; what was done remains right.
+        redis.RedisError, psycopg.Error: as they come; what was done remains right. In a cluster
+            errors of Redis that not all shards have come in ``unreached`` instead.
     """
     wanted = sorted(shards)
     # The order matters: appends follow commits, so no bus ends beyond a head that is read later.
@@ -62,17 +67,29 @@ async def reconcile(
         raise EpochChanged(f"the epoch in Postgres is {log_epoch}, the relay worked with {epoch}")
     refilled = 0
     unfinished = set()
-    for shard in wanted:
-        last, head = lasts[shard], heads[shard]
+    for shard, last in list(lasts.items()):
+        head = heads[shard]
         if last > head:
             raise Fork(f"the bus of shard {shard} ends at seq {last}, the log at {head}")
         if last < head:
-            lasts[shard], offered, finished = await _refill(streams, log, epoch, shard, last, head)
+            try:
+                lasts[shard], offered, finished = await _refill(
+                    streams, log, epoch, shard, last, head
+                )
+            except RedisError:
+                del lasts[shard]
+                if streams.client.spans_shards or not lasts:
+                    raise
+                continue
             refilled += offered
             if not finished:
                 unfinished.add(shard)
     return Reconciled(
-        lasts, {shard: heads[shard] for shard in wanted}, refilled, frozenset(unfinished)
+        lasts,
+        {shard: heads[shard] for shard in wanted},
+        refilled,
+        frozenset(unfinished),
+        frozenset(wanted) - lasts.keys(),
     )
 
 

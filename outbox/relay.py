@@ -11,8 +11,10 @@ import os
 import random
 import secrets
 import socket
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import psycopg
 import structlog
@@ -23,6 +25,7 @@ from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
 from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
 from outbox.log import Log
+from outbox.mirror import Mirror
 from outbox.pump import Backoff, Pace, Pump, Standing
 from outbox.redis_connect import check, connect
 from outbox.streams import StreamLimits, Streams
@@ -38,6 +41,8 @@ CAUSE_MAX_CHARS = 300
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
@@ -45,6 +50,8 @@ class RelayOptions:
 
     postgres_dsn: str = field(repr=False)
     redis_url: str = field(repr=False)
+    redis_url_also: str = field(default="", repr=False)
+    """A second Redis that is kept the same while gateways move there; empty: none."""
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     """What operators see; a random part is added."""
     streams: StreamLimits = field(default_factory=StreamLimits)
@@ -71,6 +78,8 @@ class RelayHealth:
     """What keeps it from Postgres, in one line; None if nothing does."""
     redis: str | None
     """What keeps it from Redis."""
+    redis_also: str | None
+    """What keeps it from the additional Redis."""
     doorbell: str | None
     """Why it polls instead of waiting for the bell."""
     epoch: str
@@ -95,6 +104,16 @@ class Relay:
         self._client = connect(options.redis_url, timeout_s=options.redis_timeout_s)
         self._streams = Streams(self._client, options.streams)
         self._standing = Standing()
+        self._mirror: Mirror | None = None
+        if options.redis_url_also:
+            self._mirror = Mirror(
+                options.postgres_dsn,
+                options.redis_url_also,
+                options.streams,
+                options.redis_timeout_s,
+                self._standing,
+                log,
+            )
         self._leases: Leases | None = None
         self._serving = asyncio.Event()
         """Set with a connection to Postgres: without one, others should have the leases."""
@@ -110,6 +129,7 @@ class Relay:
             relay=self.id,
             postgres=self._troubles.get("postgres"),
             redis=self._troubles.get("redis"),
+            redis_also=None if self._mirror is None else self._mirror.trouble,
             doorbell=standing.doorbell_off,
             epoch=standing.epoch,
             shards=tuple(sorted(standing.ready)),
@@ -132,6 +152,8 @@ class Relay:
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._maintain()),
         ]
+        if self._mirror is not None:
+            loops.append(asyncio.create_task(self._mirror.run()))
         try:
             ended, _ = await asyncio.wait((stopper, *loops), return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
@@ -157,6 +179,8 @@ class Relay:
                 if self._leases is not None:
                     await self._leases.release()
         await self._client.aclose()
+        if self._mirror is not None:
+            await self._mirror.aclose()
 
     # Postgres
 
@@ -251,8 +275,9 @@ class Relay:
             await self._client.renew()
             for warning in await check(self._client):
                 self._trouble("redis setting", warning)
+        await self._client.verify()
         if self._leases is not None and self._serving.is_set():
-            held = await self._leases.renew()
+            held = await self._unless_away(self._leases.renew(), standing.held)
             if held != standing.held:
                 log.info("shards leased", shards=sorted(held), relays=self._leases.relays)
                 standing.held = held
@@ -272,13 +297,28 @@ class Relay:
         epoch = standing.epoch
         known = {shard: standing.lasts[shard] for shard in standing.ready}
         found = await self._streams.last_ids(epoch, sorted(known))
-        if await self._streams.epoch() != standing.epoch:
+        if await self._unless_away(self._streams.epoch(), epoch) != standing.epoch:
             standing.publish_epoch = True
             standing.wake.set()
-        lost = frozenset(shard for shard in known if found[shard] < known[shard])
+        lost = frozenset(shard for shard, last in found.items() if last < known[shard])
         if lost and epoch == standing.epoch:
             log.warning("buses lost entries", shards=sorted(lost))
             standing.distrust(lost)
+
+    async def _unless_away(self, asked: Awaitable[T], otherwise: T) -> T:
+        """An answer of Redis or, where one node of a cluster is away, what is known already.
+
+        The shards of the other nodes need not wait for it, and leases are for efficiency only.
+        """
+        try:
+            answer = await asked
+        except (RedisError, OSError) as error:
+            if self._client.spans_shards or not self._standing.redis_up:
+                raise
+            self._trouble("redis node", error)
+            return otherwise
+        self._over("redis node")
+        return answer
 
     def _redis_failed(self, error: Exception) -> None:
         self._trouble("redis", error)

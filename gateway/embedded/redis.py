@@ -109,15 +109,17 @@ class EmbeddedRedis:
         *,
         settings: Mapping[str, str] | None = None,
         source: Source = "any",
+        password: str | None = None,
     ) -> None:
         """Prepares a server with its log in ``folder`` (None: a temporary one).
 
         ``settings`` are added to its configuration. ``source`` says where to look for its program.
+        Without a ``password`` it makes one up.
         """
         self._given = folder
         self._settings = dict(settings or {})
         self._source = source
-        self._password = secrets.token_urlsafe(24)
+        self._password = secrets.token_urlsafe(24) if password is None else password
         self._program: Program | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._held: Folder | None = None

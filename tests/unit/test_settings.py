@@ -56,7 +56,8 @@ def test_settings_are_immutable() -> None:
         (
             "REDIS_URL",
             "localhost:6379",
-            "must be like redis://host:6379/0, rediss://… or unix:///path",
+            "must be like redis://host:6379/0, rediss://…, unix:///path, "
+            "redis+sentinel://host:26379,…/master or redis+cluster://host:6379,…",
         ),
         (
             "TOKEN_HMAC_SECRET",

@@ -1,0 +1,185 @@
+"""What the Redis URL may be, and that each form of one server leads to it."""
+
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gateway.embedded import EmbeddedRedis, EmbeddedServerError
+from outbox.errors import OutboxError
+from outbox.redis_client import Client
+from outbox.redis_connect import check, connect
+from outbox.redis_url import Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
+from tests.requirements import lacking
+
+LOOPBACK = "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("redis://host", RedisUrl("server", (("host", 6379),))),
+        (
+            "redis://ann:p%40%2F@host:1234/5",
+            RedisUrl("server", (("host", 1234),), db=5, login=Login("ann", "p@/")),
+        ),
+        ("redis://:pw@[::1]:7/", RedisUrl("server", (("::1", 7),), login=Login("", "pw"))),
+        ("redis://host?db=3", RedisUrl("server", (("host", 6379),), db=3)),
+        ("rediss://host", RedisUrl("server", (("host", 6379),), tls=Tls())),
+        (
+            "rediss://host?ssl_ca_certs=/ca.pem&ssl_check_hostname=no",
+            RedisUrl("server", (("host", 6379),), tls=Tls("/ca.pem", check_hostname=False)),
+        ),
+        (
+            "rediss://host?ssl_cert_reqs=none",
+            RedisUrl(
+                "server", (("host", 6379),), tls=Tls(check_hostname=False, verification="none")
+            ),
+        ),
+        (
+            "unix://:pw@/run/redis.sock?db=2",
+            RedisUrl("server", (), "/run/redis.sock", 2, Login("", "pw")),
+        ),
+        (
+            "redis+sentinel://u:pw@a,b:1/main/4?sentinel_username=s&sentinel_password=t&tls=true",
+            RedisUrl(
+                "sentinel",
+                (("a", 26379), ("b", 1)),
+                db=4,
+                login=Login("u", "pw"),
+                tls=Tls(),
+                master="main",
+                sentinel_login=Login("s", "t"),
+            ),
+        ),
+        (
+            "redis+cluster://:pw@a:1,[fe80::2]:2,c",
+            RedisUrl("cluster", (("a", 1), ("fe80::2", 2), ("c", 6379)), login=Login("", "pw")),
+        ),
+    ],
+)
+def test_a_url_is_taken_apart(text: str, parts: RedisUrl) -> None:
+    assert parse_redis_url(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "must be like redis://host:6379/0"),
+        ("localhost:6379", "must be like redis://"),
+        ("redis:host", "must be like redis://"),
+        ("http://host", "must be like redis://"),
+        ("redis://", "has no host"),
+        ("redis://host:port", "a port that is not a number from 1 to 65535"),
+        ("redis://host:0", "a port that is not a number from 1 to 65535"),
+        ("redis://host:65536", "a port that is not a number from 1 to 65535"),
+        ("redis://a,b", "several hosts"),
+        ("redis://host/zero", "a database that is not a number"),
+        ("redis://host?db=x", "a database that is not a number"),
+        ("redis://host?speed=high", "the option speed, which is not one of db"),
+        ("redis://host?socket_timeout=1", "the option socket_timeout"),
+        ("redis://host?db", "not like ?name=value"),
+        ("redis://host#1", "percent-encode it"),
+        ("redis://[::1", "malformed"),
+        ("redis://[::1]x", "an IPv6 address"),
+        ("unix://relative/path", "whole path"),
+        ("rediss://host?ssl_cert_reqs=maybe", "required, optional, none"),
+        ("rediss://host?ssl_check_hostname=maybe", "neither true nor false"),
+        ("redis+sentinel://host", "no name of a master"),
+        ("redis+sentinel://host/", "no name of a master"),
+        ("redis+sentinel://host,/main", "no host"),
+        ("redis+cluster://host/1", "only the one"),
+        ("redis+cluster://host?db=1", "the option db"),
+    ],
+)
+def test_a_malformed_url_is_told_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(RedisUrlError) as caught:
+        parse_redis_url(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(OutboxError, match="the Redis URL"):
+        connect(text)
+
+
+@pytest.mark.parametrize(
+    "password", ["ab/zq", "ab?zq=1", "ab#zq", "ab:zq", "ab@zq", "zq", "1?zq=2", "%zq", "[zq"]
+)
+@pytest.mark.parametrize("form", ["redis", "rediss", "unix", "redis+sentinel", "redis+cluster"])
+def test_no_part_of_a_password_is_told(form: str, password: str) -> None:
+    with pytest.raises(RedisUrlError) as caught:
+        parse_redis_url(f"{form}://ann:{password}@host:99999/nothing?wrong=1")
+    assert "zq" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert "zq" not in repr(parse_redis_url("redis://:zq@host"))
+
+
+async def serves(client: Client) -> bool:
+    try:
+        await check(client)
+        return await client.pipelined([("SET", "a", 1), ("GET", "a")]) == [True, b"1"]
+    finally:
+        await client.aclose()
+
+
+async def test_over_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    with EmbeddedRedis(settings={"unixsocket": str(path)}, password="secret"):
+        assert await serves(connect(f"unix://:secret@{path}?db=3"))
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "redis of a test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(LOOPBACK))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    public, private = folder / "redis.crt", folder / "redis.key"
+    public.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return public, private
+
+
+async def test_over_tls(tmp_path: Path, unused_tcp_port_factory: Any) -> None:
+    public, private = certificate(tmp_path)
+    port = unused_tcp_port_factory()
+    settings = {
+        "tls-port": str(port),
+        "tls-cert-file": str(public),
+        "tls-key-file": str(private),
+        "tls-auth-clients": "no",
+    }
+    server = EmbeddedRedis(settings=settings, password="secret")
+    try:
+        server.start()
+    except EmbeddedServerError:
+        lacking("redis-tls", "the Redis server was built without TLS")
+    with server:
+        address = f"rediss://:secret@{LOOPBACK}:{port}/1"
+        assert await serves(connect(f"{address}?ssl_ca_certs={public}"))
+        assert await serves(connect(f"{address}?ssl_cert_reqs=none"))
+        with pytest.raises(Exception, match="certificate verify failed"):
+            await serves(connect(address))
