@@ -20,7 +20,7 @@ from gateway.commands import Since
 from gateway.hub import Hub
 from gateway.room import Key, Room
 from outbox.errors import OutboxError
-from outbox.log import NO_OFFSET, Log
+from outbox.log import NO_OFFSET, Log, LogPage
 from outbox.message import Message
 from outbox.streams import Streams
 
@@ -155,13 +155,16 @@ class History:
                 found = await self._from_stream(room, epoch, floor, generation, top, after, limit)
                 if found is not None:
                     return found
-                page = await self._shared(
-                    ("log", epoch, room.key, after, limit),
-                    floor,
-                    lambda: self._log.page(
+
+                def read() -> Awaitable[LogPage]:
+                    return self._log.page(
                         tenant, name, room.shard, after, limit, self._limits.message_bytes
-                    ),
-                )
+                    )
+
+                page = await self._shared(("log", epoch, room.key, after, limit), floor, read)
+                if after > page.head:
+                    # The read may have been begun for another, before this offset was reached.
+                    page = await read()
         except TimeoutError:
             raise Unavailable("no store answered in time") from None
         except OutboxError as error:
