@@ -239,7 +239,7 @@ class Delivery(RuleBasedStateMachine):
     def subscribe(self, number: int, room: str, how: str, turn: bool) -> None:
         client = self.clients[number]
         place = client.place(room)
-        if place.subscribed or place.wanted:
+        if place.subscribed or place.wanted or room in client.leaving.values():
             return
         head = self.truth.head(room, self.truth.appended)
         since = {
@@ -270,7 +270,7 @@ class Delivery(RuleBasedStateMachine):
     def notice_answers(self, number: int) -> None:
         """A refused or ended subscription may be tried again."""
         client = self.clients[number]
-        under_way = {asked.room for asked in client.asked.values()}
+        under_way = {asked.room for asked in client.asked.values()} | {*client.leaving.values()}
         for place in client.places.values():
             if not place.subscribed and place.room not in under_way:
                 place.wanted = False

@@ -241,6 +241,8 @@ class Client:
     truth: Truth
     places: dict[str, Place] = field(default_factory=dict)
     asked: dict[int, Asked] = field(default_factory=dict)
+    leaving: dict[int, str] = field(default_factory=dict)
+    """Unsubscribe commands under way: until the answer, messages may come."""
     received: bytearray = field(default_factory=bytearray)
     ids: int = 1
     closed: CloseCode | None = None
@@ -251,6 +253,7 @@ class Client:
     def connect(self) -> str:
         self.received.clear()
         self.asked.clear()
+        self.leaving.clear()
         for place in self.places.values():
             place.subscribed = place.wanted = False
         self.ids += 1
@@ -267,7 +270,7 @@ class Client:
 
     def unsubscribe(self, room: str) -> str:
         self.ids += 1
-        self.place(room).wanted = False
+        self.leaving[self.ids] = room
         return json.dumps({"id": self.ids, "unsubscribe": {"channel": room}})
 
     def take(self, data: bytes) -> None:
@@ -291,10 +294,9 @@ class Client:
                 assert said["error"]["code"] in (100, 108), said
             else:
                 self._subscribed(asked, said["subscribe"])
-        elif "unsubscribe" in said:
-            for place in self.places.values():
-                if not place.wanted:
-                    place.subscribed = False
+        elif said.get("id") in self.leaving:
+            place = self.place(self.leaving.pop(said["id"]))
+            place.subscribed = place.wanted = False
 
     def _message(self, place: Place, pub: dict[str, Any]) -> None:
         if pub["offset"] != place.offset + 1:
