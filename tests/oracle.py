@@ -160,14 +160,14 @@ def judge_log(log: Log, committed: Iterable[Committed]) -> list[Violation]:
     for (key, content), message in by_place.items():
         if (key, content) not in found:
             if message.certain:
-                violations.append(Violation(Fault.LOST, key, "", content))
+                violations.append(Violation(Fault.LOST, key, "", content[:80]))
             if message.transaction in present:
                 violations.append(Violation(Fault.TORN, key, "", content))
     for (key, content), times in found.items():
         if (key, content) not in by_place:
-            violations.append(Violation(Fault.PHANTOM, key, "", content))
+            violations.append(Violation(Fault.PHANTOM, key, "", content[:80]))
         if times > 1:
-            violations.append(Violation(Fault.DOUBLED, key, "", f"{times} times {content}"))
+            violations.append(Violation(Fault.DOUBLED, key, "", f"{times} times {content[:80]}"))
     for key, contents in log.items():
         room = [by_place[key, c] for c in contents if (key, c) in by_place]
         violations += _disorder(key, room)
@@ -180,10 +180,10 @@ def _disorder(key: Key, room: Sequence[Committed]) -> list[Violation]:
     last_index: dict[str, int] = {}
     for message in room:
         if newest is not None and message.committed_at < newest.inserted_at:
-            detail = f"{newest.content} before {message.content}"
+            detail = f"{newest.content[:80]} before {message.content[:80]}"
             violations.append(Violation(Fault.DISORDER, key, "", detail))
         if message.index <= last_index.get(message.transaction, -1):
-            detail = f"{message.content} out of its place in {message.transaction}"
+            detail = f"{message.content[:80]} out of its place in {message.transaction}"
             violations.append(Violation(Fault.DISORDER, key, "", detail))
         last_index[message.transaction] = message.index
         if newest is None or message.inserted_at > newest.inserted_at:
@@ -269,7 +269,7 @@ class _Judgement:
             self._report(Fault.INVENTED, f"offset {offset}, the head is {len(self._contents)}")
         else:
             was = self._contents[offset - 1]
-            self._report(Fault.ALTERED, f"offset {offset}: {content!r:.200}, not {was!r:.200}")
+            self._report(Fault.ALTERED, f"offset {offset}: {content[:80]!r}, not {was[:80]!r}")
 
     def _finish(self) -> None:
         head = len(self._contents)
