@@ -23,6 +23,8 @@ Key: TypeAlias = tuple[str, str]
 
 FRAME_MAX_BYTES = 65_536
 """Publications of one read are joined in a frame up to about this size."""
+PORTION_BYTES = 262_144
+"""Payload that is written to a subscription in one go; a single message may be larger."""
 SLICE = 500
 """Subscriptions written to before the event loop gets its turn."""
 
@@ -177,6 +179,16 @@ class Room:
         A generator: between two slices of a large room it yields, so that the driver can let the
         event loop run. It must be exhausted before this room's next call.
         """
+        portions = _portions(messages)
+        try:
+            while portions:
+                yield from self._deliver(portions.popleft())
+        finally:
+            if portions:
+                # The driver gave up between two slices.
+                self.forget()
+
+    def _deliver(self, messages: list[Message]) -> Iterator[None]:
         if self.top is not None:
             if messages[0].offset <= self.top:
                 # Read again after a reconnect, or already known from a store.
@@ -251,6 +263,19 @@ class Room:
         for subscription in [s for s in self._waiting if s.offset <= self.top]:
             self._waiting.discard(subscription)
             subscription.wake(subscription)
+
+
+def _portions(messages: list[Message]) -> deque[list[Message]]:
+    """Portions of limited size: a full buffer is noticed between two of them."""
+    portions: deque[list[Message]] = deque()
+    left_bytes = 0
+    for message in messages:
+        left_bytes -= len(message.payload)
+        if left_bytes < 0 or not portions:
+            portions.append([])
+            left_bytes = PORTION_BYTES - len(message.payload)
+        portions[-1].append(message)
+    return portions
 
 
 def encode(protocol: ClientProtocol, channel: str, messages: list[Message]) -> bytes:
