@@ -44,7 +44,7 @@ async def churn(make: Any, stop: asyncio.Event, pick: random.Random) -> list[Mem
     while not stop.is_set():
         member: Member = await make()
         members.append(member)
-        await member.arrive()
+        await member.arrive(late=pick.random() < 0.5)
         with suppress(TimeoutError):
             async with asyncio.timeout(pick.uniform(*STAY_S)):
                 await stop.wait()

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -18,7 +18,7 @@ from tests.chaos.client import AlertClient, churn
 from tests.chaos.cluster import Cluster
 from tests.chaos.proxy import Link
 from tests.chaos.writer import Writer
-from tests.oracle import Committed, Key, Violation, assemble, judge, judge_log
+from tests.oracle import Committed, Key, Record, Subscribed, Violation, assemble, judge, judge_log
 from tests.probe import Probe
 from tests.system.crowd import Member
 from tests.system.progress import Progress
@@ -53,7 +53,9 @@ class Verdict:
             f"{self.messages} messages, {self.deliveries} deliveries, {self.rolled_back} rolled "
             f"back, {self.uncertain} commits unanswered, {len(self.violations)} violations"
         ]
-        return "\n".join([*lines, *map(str, self.violations[:30]), *self.unsettled[:30]])
+        return "\n".join(
+            [*lines, *(f"{v!s:.300}" for v in self.violations[:30]), *self.unsettled[:30]]
+        )
 
 
 class Trial:
@@ -157,9 +159,9 @@ class Trial:
             if task.done():
                 task.result()
 
-    async def publish(self, *keys: Key) -> None:
+    async def publish(self, *keys: Key, data: Mapping[str, Any] | None = None) -> None:
         """One message to each, in one transaction."""
-        sent = [(key, {"id": secrets.token_hex(8), "of": list(key)}) for key in keys]
+        sent = [(key, {"id": secrets.token_hex(8), **(data or {})}) for key in keys]
         inserted_at = time.monotonic()
         async with await psycopg.AsyncConnection.connect(self.cluster.dsn) as connection:
             txid = await publish_many_async(
@@ -207,7 +209,7 @@ class Trial:
             unsettled += await probe.differences()
         committed = self.committed
         records = [
-            record
+            _of_a_brief_one(record) if member.name.startswith("brief") else record
             for member in self.members
             for record in member.records()
             if not member.name.startswith("brief") or record.events
@@ -241,6 +243,14 @@ class Trial:
             ((tenant, room), offset, content(txid, json.loads(payload)))
             for tenant, room, offset, txid, payload in rows
         ]
+
+
+def _of_a_brief_one(record: Record) -> Record:
+    """It came in the middle and follows the room from there, unless it asked for the past."""
+    first = next((event for event in record.events if isinstance(event, Subscribed)), None)
+    if first is None or first.was_recovering:
+        return record
+    return replace(record, start=first.offset)
 
 
 async def _late(members: Sequence[Member], heads: Mapping[Key, int], timeout_s: float) -> list[str]:

@@ -1,0 +1,181 @@
+"""Relays are killed, stopped, cut off and outvoted: each message is delivered, and once."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from outbox.lease import read_leases
+from outbox.sharding import shard_of
+from tests.chaos.cluster import Cluster
+from tests.chaos.proxy import Link
+from tests.chaos.test_redis import good
+from tests.chaos.trial import Trial, within
+from tests.processes import Process
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+Fault = Callable[[Link], None]
+
+
+async def shared(cluster: Cluster, relays: int = 2) -> None:
+    """Waits until every shard is leased, and to so many relays."""
+
+    async def is_so() -> bool:
+        async with cluster.client() as client:
+            holders = (await read_leases(client)).holders
+        return len(holders) == 16 and len(set(holders.values())) == relays
+
+    assert await within(30, is_so)
+
+
+async def holder(trial: Trial, cluster: Cluster) -> Process:
+    """The relay that has the shard of the trial's first room, when both have their share."""
+    await shared(cluster)
+    async with cluster.client() as client:
+        holders = (await read_leases(client)).holders
+    relay = holders[shard_of(*trial.rooms[0], 16, 4)]
+    return next(process for process in cluster.relays if f"-{process.pid}-" in relay)
+
+
+async def test_killed_again_and_again(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    for _ in range(4):
+        relay = await holder(trial, cluster)
+        await trial.written(20)
+        await asyncio.to_thread(relay.kill)
+        await trial.written(20)
+        # The other one has taken over.
+        await trial.delivered()
+        await asyncio.to_thread(relay.restart)
+    await good(trial)
+
+
+async def test_both_killed_at_once(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    for _ in range(2):
+        await trial.written(30)
+        for relay in cluster.relays:
+            await asyncio.to_thread(relay.kill)
+        await trial.written(30)
+        for relay in cluster.relays:
+            await asyncio.to_thread(relay.restart)
+    await good(trial)
+
+
+async def test_stopped_past_the_lease_and_continued(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    for _ in range(3):
+        relay = await holder(trial, cluster)
+        await trial.written(20)
+        relay.signal(signal.SIGSTOP)
+        await shared(cluster, 1)
+        await trial.written(20)
+        await trial.delivered()
+        relay.signal(signal.SIGCONT)
+    await good(trial)
+
+
+@pytest.mark.parametrize("fault", [Link.freeze, Link.black_hole, Link.refuse, Link.half_open])
+async def test_cut_from_redis(trial: Trial, cluster: Cluster, fault: Fault) -> None:
+    await trial.arrive(2)
+    trial.write()
+    relay = await holder(trial, cluster)
+    (link,) = cluster.to_redis([relay])
+    await trial.written(20)
+    fault(link)
+    await trial.written(20)
+    # The other one has its shards when the leases are over, or it has made new connections.
+    await trial.delivered()
+    link.heal()
+    await shared(cluster)
+    await trial.written(20)
+    await good(trial)
+
+
+@pytest.mark.parametrize("fault", [Link.freeze, Link.black_hole, Link.refuse, Link.half_open])
+async def test_cut_from_postgres(trial: Trial, cluster: Cluster, fault: Fault) -> None:
+    await trial.arrive(2)
+    trial.write()
+    relay = await holder(trial, cluster)
+    (link,) = cluster.to_postgres([relay])
+    await trial.written(20)
+    fault(link)
+    await trial.written(20)
+    await trial.delivered()
+    link.heal()
+    await shared(cluster)
+    await trial.written(20)
+    await good(trial)
+
+
+@pytest.mark.parametrize("fault", [Link.freeze, Link.black_hole, Link.refuse, Link.half_open])
+async def test_cut_from_postgres_while_asleep(trial: Trial, cluster: Cluster, fault: Fault) -> None:
+    """The bell cannot be heard over a dead link."""
+    await trial.arrive(2)
+    relay = await holder(trial, cluster)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+    (link,) = cluster.to_postgres([relay])
+
+    async def asleep() -> bool:
+        rows = await cluster.sql(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        )
+        return bool(rows[0][0] == 16)
+
+    assert await within(20, asleep)
+    fault(link)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+    link.heal()
+    await shared(cluster)
+    await good(trial)
+
+
+async def test_backends_are_terminated_in_a_loop(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    terminated = 0
+    while terminated < 60:
+        await trial.written(3)
+        terminated += await cluster.terminate_backends()
+    await trial.delivered()
+    await good(trial)
+
+
+async def test_postgres_restarts(trial: Trial, cluster: Cluster) -> None:
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(50)
+    await asyncio.to_thread(cluster.postgres.restart)
+    await trial.written(50)
+    await trial.delivered()
+    await asyncio.to_thread(cluster.postgres.kill)
+    await asyncio.to_thread(cluster.postgres.restart)
+    await trial.written(50)
+    await good(trial)
+
+
+async def test_leases_that_contradict_each_other(trial: Trial, cluster: Cluster) -> None:
+    """Both relays believe to have the shards: one is stopped in the middle, again and again, and
+    goes on with what it had in its hands while the other works."""
+    await trial.arrive(4)
+    trial.write(4, pause_s=0.01)
+    async with cluster.client() as client:
+        for _ in range(15):
+            await trial.written(8)
+            first, second = trial.random.sample(cluster.relays, 2)
+            first.signal(signal.SIGSTOP)
+            await client.delete("tg:{relay}:leases", "tg:{relay}:relays")
+            await trial.written(8)
+            second.signal(signal.SIGSTOP)
+            first.signal(signal.SIGCONT)
+            await client.delete("tg:{relay}:leases", "tg:{relay}:relays")
+            await trial.written(8)
+            second.signal(signal.SIGCONT)
+    await good(trial)
