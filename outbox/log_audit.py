@@ -61,6 +61,10 @@ _ROOMS = """
     ) l ON true
     ORDER BY r.tenant, r.name
 """
+_TWO_HEADS = """
+    SELECT tenant, name FROM tidegate.room GROUP BY tenant, name HAVING count(*) > 1
+    ORDER BY tenant, name LIMIT %(named)s
+"""
 _OUTBOX = """
     SELECT count(*),
            count(*) FILTER (WHERE shard IS DISTINCT FROM tidegate.shard_of(tenant, room)),
@@ -156,13 +160,13 @@ class LogAudit:
                 self._findings.wrong(f"shard {shard}: {what} the log: seq {', '.join(seqs)}{more}")
 
     async def _rooms(self) -> None:
+        for tenant, room in await self._rows(_TWO_HEADS, {"named": NAMED}):
+            self._findings.wrong(f"room {tenant} {room} has two heads")
         tenant, room = "", ""
         while found := await self._rows(
             _ROOMS, {"tenant": tenant, "room": room, "only": False, "limit": PAGE_ROOMS}
         ):
             for row in found:
-                if row[:2] == (tenant, room):
-                    self._findings.wrong(f"room {tenant} {room} has two heads")
                 tenant, room = row[:2]
                 self._judge_room(row)
 
