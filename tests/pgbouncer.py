@@ -23,20 +23,20 @@ listen_port = {listen_port}
 unix_socket_dir =
 auth_type = any
 pool_mode = transaction
-default_pool_size = 3
+default_pool_size = {servers}
 ignore_startup_parameters = extra_float_digits
 """
 
 
 @contextmanager
-def pgbouncer(program: str, dsn: str) -> Iterator[str]:
-    """Runs it with three connections to the database; gives the conninfo through it."""
+def pgbouncer(program: str, dsn: str, servers: int = 3) -> Iterator[str]:
+    """Runs it with so many connections to the database; gives the conninfo through it."""
     listen_port = free_port()
     server: dict[str, Any] = conninfo_to_dict(dsn)
     folder = Path(tempfile.mkdtemp(prefix="tidegate-pgbouncer-"))
     folder.chmod(0o755)  # PgBouncer refuses to run as root, and becomes nobody then
     config, log = folder / "pgbouncer.ini", folder / "log"
-    config.write_text(CONFIG.format(**server, listen_port=listen_port))
+    config.write_text(CONFIG.format(**server, listen_port=listen_port, servers=servers))
     as_nobody = ["--user=nobody"] if os.geteuid() == 0 else []
     with log.open("wb") as output:
         process = start_child([program, *as_nobody, str(config)], output=output)

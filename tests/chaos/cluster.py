@@ -51,9 +51,11 @@ class Cluster:
         *,
         relays: int = 2,
         gateways: int = 2,
+        through: str = "",
         **settings: str,
     ) -> None:
-        """``dsn``: a database of the server with the schema."""
+        """``dsn``: a database of the server with the schema. ``through``: how the processes reach
+        it, if not straight."""
         self.postgres = postgres
         self.dsn = dsn
         self.redis = redis
@@ -69,6 +71,7 @@ class Cluster:
             "TIDEGATE_NAMESPACES": json.dumps({}),
             **settings,
         }
+        self._through = through or dsn
         self._relays = relays
         self._gateways = gateways
         self._stack = AsyncExitStack()
@@ -94,12 +97,12 @@ class Cluster:
 
     async def start(self, name: str, role: str, **settings: str) -> Process:
         """Starts a relay or a gateway with links of its own; does not wait until it is ready."""
-        port = int(conninfo_to_dict(self.dsn)["port"] or 0)
+        port = int(conninfo_to_dict(self._through)["port"] or 0)
         to_postgres = await self._link(f"{name} to postgres", port)
         to_redis = await self._link(f"{name} to redis", self.redis.port)
         environment = {
             **self._settings,
-            "TIDEGATE_POSTGRES_DSN": make_conninfo(self.dsn, port=to_postgres.port),
+            "TIDEGATE_POSTGRES_DSN": make_conninfo(self._through, port=to_postgres.port),
             "TIDEGATE_REDIS_URL": self.redis.url.replace(
                 f":{self.redis.port}/", f":{to_redis.port}/"
             ),

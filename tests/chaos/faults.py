@@ -1,0 +1,289 @@
+"""What the kinds of faults of a schedule do to a cluster, and how they are healed."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import psycopg
+
+from tests.chaos.cluster import Cluster
+from tests.chaos.proxy import Link
+from tests.chaos.schedule import Fault
+from tests.chaos.trial import Trial
+from tests.processes import Process
+
+LOOP_PAUSE_S = 0.1
+BYTES_PER_S = 20_000
+TAIL = 0.4
+"""The share of a bus that "lose the tail" takes away, at most."""
+
+Healing = AbstractAsyncContextManager[None]
+
+
+def inject(fault: Fault, trial: Trial) -> Healing:
+    """Entered, it does the fault; left, it heals it."""
+    cluster = trial.cluster
+    pick = random.Random(fault.seed)
+    if fault.target == "redis":
+        return _REDIS[fault.kind](cluster, pick)
+    if fault.target == "postgres":
+        return _POSTGRES[fault.kind](cluster, pick)
+    if fault.target == "some clients":
+        links = [link for name, link in trial.links.items() if not name.startswith("steady")]
+        return _links(fault, pick.sample(links, max(1, len(links) // 2)), pick)
+    if fault.target in cluster.links:
+        return _links(fault, [cluster.links[fault.target]], pick)
+    process = cluster.processes.all[fault.target]
+    return _process(fault.kind, cluster, process)
+
+
+@asynccontextmanager
+async def _links(fault: Fault, links: list[Link], pick: random.Random) -> AsyncIterator[None]:
+    acts: dict[str, Callable[[Link], None]] = {
+        "delay": lambda link: link.delay(pick.uniform(0.02, 0.3)),
+        "throttle": lambda link: link.throttle(BYTES_PER_S),
+        "freeze": Link.freeze,
+        "cut": Link.cut,
+        "cuts in a loop": Link.cut,
+        "refuse": Link.refuse,
+        "half-open": Link.half_open,
+        "black hole": Link.black_hole,
+    }
+    act = acts[fault.kind]
+
+    def all_links() -> None:
+        for link in links:
+            act(link)
+
+    all_links()
+    repeated = asyncio.create_task(_repeat(all_links)) if "loop" in fault.kind else None
+    try:
+        yield
+    finally:
+        if repeated is not None:
+            await _end(repeated)
+        for link in links:
+            link.heal()
+
+
+async def _repeat(act: Callable[[], Any]) -> None:
+    while True:
+        await asyncio.sleep(LOOP_PAUSE_S)
+        done = act()
+        if asyncio.iscoroutine(done):
+            await done
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(outcome, Exception):
+        raise outcome
+
+
+@asynccontextmanager
+async def _process(kind: str, cluster: Cluster, process: Process) -> AsyncIterator[None]:
+    if kind == "stop":
+        process.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.signal(signal.SIGCONT)
+        return
+    if kind == "kill":
+        await asyncio.to_thread(process.kill)
+    else:
+        process.signal(signal.SIGTERM)
+        if await asyncio.to_thread(process.wait, 30) != 0:
+            raise AssertionError(f"{process.name} ended with {process.returncode} after SIGTERM")
+    try:
+        yield
+    finally:
+        # Not awaited: it becomes ready when its servers answer, which other faults may delay.
+        await asyncio.to_thread(process.restart)
+
+
+# Redis
+
+
+@asynccontextmanager
+async def _flushall(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    async with cluster.client() as client:
+        await client.flushall()
+    yield
+
+
+@asynccontextmanager
+async def _delete_keys(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    async with cluster.client() as client:
+        found = sorted([key async for key in client.scan_iter("tg:*")])
+        if found:
+            await client.delete(*pick.sample(found, pick.randint(1, len(found))))
+    yield
+
+
+@asynccontextmanager
+async def _destroy_groups(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    async with cluster.client() as client:
+        for bus in [key async for key in client.scan_iter("tg:*:bus")]:
+            for group in await cast(Any, client).xinfo_groups(bus):
+                await client.xgroup_destroy(bus, group["name"])
+    yield
+
+
+@asynccontextmanager
+async def _lose_the_tail(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    """Each bus, and the rooms' streams by chance, as a replica had them that lagged."""
+    async with cluster.client() as client:
+        for key in [key async for key in client.scan_iter("tg:*:bus")]:
+            await _shorten(cast(Any, client), key, pick)
+        for key in [key async for key in client.scan_iter("tg:*:room:*")]:
+            if pick.random() < 0.5:
+                await client.delete(key)
+            else:
+                await _shorten(cast(Any, client), key, pick)
+    yield
+
+
+_SHORTEN = """
+local entries = redis.call('XRANGE', KEYS[1], '-', '+')
+local keep = math.floor(#entries * tonumber(ARGV[1]))
+redis.call('DEL', KEYS[1])
+for i = 1, keep do
+  redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2]))
+end
+return #entries - keep
+"""
+
+
+async def _shorten(client: Any, key: bytes, pick: random.Random) -> None:
+    await client.eval(_SHORTEN, 1, key, str(1 - pick.uniform(0, TAIL)))
+
+
+@asynccontextmanager
+async def _restart_empty(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    await asyncio.to_thread(cluster.redis.kill)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(cluster.redis.restart)
+
+
+@asynccontextmanager
+async def _stall_redis(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    os.kill(cluster.redis.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(cluster.redis.pid, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def _kill_connections(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    async with cluster.client() as client:
+        repeated = asyncio.create_task(
+            _repeat(lambda: client.client_kill_filter(_type="normal", skipme=True))
+        )
+        try:
+            yield
+        finally:
+            await _end(repeated)
+
+
+@asynccontextmanager
+async def _fill_memory(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    async with cluster.client() as client:
+        await client.config_set("maxmemory", "1")
+        try:
+            yield
+        finally:
+            await client.config_set("maxmemory", "0")
+
+
+# Postgres
+
+
+@asynccontextmanager
+async def _terminate_backends(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    await cluster.terminate_backends("%")
+    yield
+
+
+@asynccontextmanager
+async def _restart(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    await asyncio.to_thread(cluster.postgres.restart)
+    yield
+
+
+@asynccontextmanager
+async def _crash(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    await asyncio.to_thread(cluster.postgres.kill)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(cluster.postgres.restart)
+
+
+@asynccontextmanager
+async def _stall_postgres(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
+    """Stops the backends that serve this database, as a machine without time for them would."""
+    pids = [
+        pid
+        for (pid,) in await cluster.sql(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    ]
+    _signal_all(pids, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal_all(pids, signal.SIGCONT)
+
+
+def _signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+@asynccontextmanager
+async def _hold(cluster: Cluster, statement: str) -> AsyncIterator[None]:
+    async with await psycopg.AsyncConnection.connect(cluster.dsn, autocommit=True) as connection:
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await connection.execute(statement.encode())
+        yield
+
+
+def _hold_a_snapshot(cluster: Cluster, pick: random.Random) -> Healing:
+    return _hold(cluster, "SELECT FROM tidegate.outbox")
+
+
+def _idle_in_transaction(cluster: Cluster, pick: random.Random) -> Healing:
+    return _hold(cluster, "SELECT tidegate.publish('nobody', 'nowhere', '{}')")
+
+
+_REDIS: dict[str, Callable[[Cluster, random.Random], Healing]] = {
+    "flushall": _flushall,
+    "delete keys": _delete_keys,
+    "destroy groups": _destroy_groups,
+    "lose the tail": _lose_the_tail,
+    "restart empty": _restart_empty,
+    "stall": _stall_redis,
+    "kill connections": _kill_connections,
+    "fill memory": _fill_memory,
+}
+_POSTGRES: dict[str, Callable[[Cluster, random.Random], Healing]] = {
+    "terminate backends": _terminate_backends,
+    "restart": _restart,
+    "crash": _crash,
+    "stall": _stall_postgres,
+    "hold a snapshot": _hold_a_snapshot,
+    "idle in transaction": _idle_in_transaction,
+}

@@ -1,0 +1,216 @@
+"""What writers and other users of the database do: it delays their own messages at most."""
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
+from tests.chaos.cluster import Cluster
+from tests.chaos.test_redis import good
+from tests.chaos.trial import Trial, within
+from tests.pgbouncer import pgbouncer
+from tests.probe import Probe
+from tests.processes import Processes
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+PROMPTLY_S = 20.0
+"""Far below the time for which the transactions are held."""
+
+
+async def test_many_writers_with_roll_backs_and_delays(trial: Trial, cluster: Cluster) -> None:
+    """And a relay killed in the middle."""
+    await trial.arrive(4)
+    trial.write(50, pause_s=0.3)
+    await trial.written(300)
+    await asyncio.to_thread(cluster.relays[0].kill)
+    await trial.written(300)
+    await asyncio.to_thread(cluster.relays[0].restart)
+    await trial.written(300)
+    await good(trial)
+
+
+async def test_transactions_that_stay_open(
+    trial: Trial, cluster: Cluster, other_database: str
+) -> None:
+    """One that has inserted, one that holds a snapshot, an idle one, one in another database."""
+    await trial.arrive(4)
+    async with (
+        await psycopg.AsyncConnection.connect(cluster.dsn) as inserted,
+        await psycopg.AsyncConnection.connect(cluster.dsn) as snapshot,
+        await psycopg.AsyncConnection.connect(cluster.dsn) as idle,
+        await psycopg.AsyncConnection.connect(other_database) as elsewhere,
+    ):
+        tenant, room = trial.rooms[0]
+        await inserted.execute("SELECT tidegate.publish(%s, %s, '{}')", (tenant, room))
+        await snapshot.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await snapshot.execute("SELECT FROM tidegate.outbox")
+        await idle.execute("SELECT pg_current_xact_id()")
+        await elsewhere.execute("CREATE TABLE something (id int)")
+        for _ in range(10):
+            await trial.publish(*trial.rooms)
+            await trial.delivered(PROMPTLY_S)
+        trial.write()
+        await trial.written(50)
+        await trial.delivered(PROMPTLY_S)
+        await inserted.rollback()
+        await elsewhere.rollback()
+    await good(trial)
+
+
+async def test_a_lower_id_whose_transaction_id_comes_late(trial: Trial, cluster: Cluster) -> None:
+    """The identity is drawn, others commit, and only then the row gets its transaction id."""
+    await trial.arrive(2)
+    async with await psycopg.AsyncConnection.connect(cluster.dsn) as late:
+        await late.execute("SELECT nextval(pg_get_serial_sequence('tidegate.outbox', 'id'))")
+        await trial.publish(*trial.rooms)
+        await trial.delivered(PROMPTLY_S)
+        await late.rollback()
+    async with await psycopg.AsyncConnection.connect(cluster.dsn) as late:
+        # As a trigger may do that waits before the row is written.
+        await late.execute(
+            "CREATE TEMP TABLE drawn AS "
+            "SELECT nextval(pg_get_serial_sequence('tidegate.outbox', 'id')) AS id"
+        )
+        await trial.publish(*trial.rooms)
+        await trial.delivered(PROMPTLY_S)
+        await late.commit()
+    await good(trial)
+
+
+async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
+    """The bell is off where PREPARE TRANSACTION is allowed; relays poll, and say so once."""
+    settings = {"max_prepared_transactions": "20"}
+    with EmbeddedPostgres(settings=settings) as postgres, EmbeddedRedis() as redis:
+        importlib.import_module("outbox.migrations").migrate(postgres.dsn())
+        async with Cluster(tmp_path / "processes", postgres, postgres.dsn(), redis) as cluster:
+            trial = Trial(cluster, seed)
+            try:
+                await trial.arrive(4)
+                trial.write(6, two_phases=True)
+                await trial.written(50)
+                await trial.publish(*trial.rooms)
+                async with await psycopg.AsyncConnection.connect(cluster.dsn) as held:
+                    tenant, room = trial.rooms[0]
+                    await held.execute("SELECT tidegate.publish(%s, %s, '{}')", (tenant, room))
+                    await held.execute("PREPARE TRANSACTION 'held'")
+                await trial.written(100)
+                await trial.delivered(PROMPTLY_S)
+                await asyncio.to_thread(cluster.relays[0].kill)
+                await trial.written(50)
+                await asyncio.to_thread(cluster.relays[0].restart)
+                await cluster.sql("ROLLBACK PREPARED 'held'")
+                await good(trial)
+            finally:
+                await trial.close()
+            assert cluster.logged("doorbell is off: polling", cluster.relays[1:]) == 1
+        cluster.processes.check_logs()
+
+
+MESSAGES = 100_000
+PORTION = 5_000
+
+
+async def test_a_snapshot_held_while_100_000_messages_pass(
+    migrated: str, redis_url: str, processes: Processes
+) -> None:
+    """The rows that a batch reads stay as few as they were, however many dead ones there are."""
+    processes.start_relay("relay", TIDEGATE_POSTGRES_DSN=migrated, TIDEGATE_REDIS_URL=redis_url)
+    figures: list[float] = []
+    async with (
+        Probe(migrated, redis_url) as probe,
+        await psycopg.AsyncConnection.connect(migrated, autocommit=True) as writer,
+        await psycopg.AsyncConnection.connect(migrated) as holder,
+    ):
+        await holder.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await holder.execute("SELECT FROM tidegate.meta")
+        before = 0
+        for sent in range(PORTION, MESSAGES + 1, PORTION):
+            # Many commits, so that there are many batches.
+            for _ in range(PORTION // 250):
+                await writer.execute(
+                    "SELECT count(tidegate.publish('acme', 'room-' || i % 40, to_json(i))) "
+                    "FROM generate_series(1, 250) i"
+                )
+            assert await within(60, probe.drained)
+
+            async def counted(sent: int = sent) -> bool:
+                """Whether the statistics know of all that the relay has done."""
+                row = await (
+                    await writer.execute(
+                        "SELECT n_tup_del FROM pg_stat_all_tables "
+                        "WHERE relid = 'tidegate.outbox'::regclass"
+                    )
+                ).fetchone()
+                return row == (sent,)
+
+            assert await within(60, counted)
+            row = await (
+                await writer.execute(
+                    "SELECT sum(idx_tup_read)::bigint FROM pg_stat_all_indexes "
+                    "WHERE schemaname = 'tidegate' AND relname = 'outbox'"
+                )
+            ).fetchone()
+            assert row is not None
+            figures.append((row[0] - before) / PORTION)
+            before = row[0]
+        await holder.rollback()
+    print(f"index entries of the outbox read per message, by {PORTION}: {figures}")
+    # Dead rows would make the last portion read tens of thousands of entries in each batch.
+    assert max(figures[1:]) < 10
+
+
+async def test_pgbouncer_between_publishers_and_postgres(
+    cluster: Cluster, seed: int, require: Callable[[str], str]
+) -> None:
+    with pgbouncer(require("pgbouncer"), cluster.dsn) as pooled:
+        trial = Trial(cluster, seed, dsn=pooled)
+        try:
+            await trial.arrive(4)
+            trial.write(12, pause_s=0.2)
+            await trial.written(300)
+            await trial.delivered()
+            await good(trial)
+        finally:
+            await trial.close()
+
+
+async def test_pgbouncer_between_all_processes_and_postgres(
+    cluster: Cluster, tmp_path: Path, seed: int, require: Callable[[str], str]
+) -> None:
+    """Relays poll, and say so once. Every other promise holds."""
+    with (
+        EmbeddedRedis() as redis,
+        pgbouncer(require("pgbouncer"), cluster.dsn, servers=12) as pooled,
+    ):
+        # The other relays of this database must not take the messages.
+        for relay in cluster.relays:
+            await asyncio.to_thread(relay.stop)
+        pooled_cluster = Cluster(
+            tmp_path / "processes", cluster.postgres, cluster.dsn, redis, through=pooled
+        )
+        async with pooled_cluster:
+            trial = Trial(pooled_cluster, seed)
+            try:
+                await trial.arrive(4)
+                trial.write(4)
+                await trial.written(100)
+                await trial.delivered()
+                await asyncio.to_thread(pooled_cluster.relays[0].kill)
+                await trial.written(50)
+                await trial.delivered()
+                async with pooled_cluster.client() as client:
+                    await client.flushall()
+                await trial.written(50)
+                await good(trial)
+            finally:
+                await trial.close()
+            for relay in pooled_cluster.relays:
+                assert pooled_cluster.logged("doorbell is off: polling", [relay]) == 1
+        pooled_cluster.processes.check_logs()
+    for relay in cluster.relays:
+        await asyncio.to_thread(relay.restart)
