@@ -74,7 +74,7 @@ class Consumer:
     def connected(self) -> bool:
         """Whether the last exchanges with Redis went well."""
         lanes = self._lanes.values()
-        return self._reachable and (not lanes or any(lane.connected for lane in lanes))
+        return any(lane.connected for lane in lanes) if lanes else self._reachable
 
     async def start(self) -> None:
         """Learn the epoch. Raises OutboxError if Postgres does not answer."""
@@ -199,7 +199,11 @@ class Consumer:
             except (RedisError, OSError, OutboxError) as error:
                 progressed = lane.was_connected
                 if progressed or failures == 0:
-                    log.warning("bus read failed", error=f"{type(error).__name__}: {error}")
+                    log.warning(
+                        "bus read failed",
+                        shard="all" if key == ALL else key,
+                        error=f"{type(error).__name__}: {error}",
+                    )
                 ask_at = client.redirected(error) if isinstance(error, RedisError) else None
             finally:
                 del self._lanes[key]
@@ -222,6 +226,8 @@ class Consumer:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._streams.client.verify()
+                for lane in list(self._lanes.values()):
+                    await lane.leave_if_stale()
                 found = await self._streams.epoch()
             self._reachable = True
         except (RedisError, OSError):

@@ -101,6 +101,11 @@ class Lane:
             # The read may not have reached Redis yet, then there was nothing to unblock.
             await asyncio.sleep(INTERRUPT_PAUSE_S * attempt)
 
+    async def leave_if_stale(self) -> None:
+        """Ends a read from a server that is no longer the one to talk to."""
+        if self._client_id and self._stale:
+            await self._connection.disconnect(nowait=True)
+
     @property
     def _stale(self) -> bool:
         return self._client.is_stale(self._connection)

@@ -35,6 +35,8 @@ FAILING_RETRY_S = 5.0
 
 AWAY_RETRY_S = 0.25
 """When a shard whose node was out of reach is tried again."""
+PROBE_TIMEOUT_S = 0.3
+"""How long such a node may take for its first answer."""
 
 SHARD_ERRORS = (errors.DataError, errors.IntegrityError, errors.LockNotAvailable)
 """What one shard's rows, positions or locks can cause, and what need not stop the others."""
@@ -156,6 +158,9 @@ class Pump:
         self._retry_at_s = 0.0
         """When the failing shards are due again."""
         self._away_until_s = 0.0
+        """When the shards that are away are due again."""
+        self._away: set[int] = set()
+        """Shards of which the journal was told that they are away."""
         self._polls = Backoff(pace.poll_min_s, pace.poll_max_s)
         self._lock_polls = Backoff(pace.lock_poll_min_s, pace.lock_poll_max_s)
 
@@ -225,6 +230,13 @@ class Pump:
         Raises the error if no shard would be left: then it is not about some shards.
         """
         standing = self._standing
+        if not self._away:
+            self._journal.warning(
+                "shards out of reach",
+                shards=sorted(shards),
+                cause=str(error or "").partition("\n")[0],
+            )
+        self._away.update(shards)
         standing.away.update(shards)
         standing.ready.difference_update(shards)
         self._away_until_s = monotonic() + AWAY_RETRY_S
@@ -349,6 +361,10 @@ class Pump:
                 return found
 
         try:
+            if shards & self._away:
+                # A node that hangs must not hold up the others' shards again and again.
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await self._streams.last_ids(standing.epoch, sorted(shards))
             done = await reconcile(self._streams, self._log, standing.epoch, shards, read_heads)
         except EpochChanged:
             self._adopt((await layout(self._connection)).epoch)
@@ -356,8 +372,16 @@ class Pump:
         except Fork as fork:
             await self._replace_epoch(fork)
             return
+        except (RedisError, TimeoutError) as error:
+            if self._streams.client.spans_shards:
+                raise
+            self._set_aside(shards, error)
+            return
         standing.lasts |= done.lasts
         standing.ready |= done.lasts.keys() - done.unfinished
+        if self._away and not self._away - standing.ready:
+            self._journal.info("shards within reach again", shards=sorted(self._away))
+            self._away.clear()
         standing.refilled += done.refilled
         if done.unreached:
             self._set_aside(done.unreached, None)

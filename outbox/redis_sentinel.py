@@ -4,7 +4,8 @@ Each new connection asks the sentinels where the master is, and the server wheth
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,6 +24,8 @@ class Master:
     def __init__(self, name: str, sentinels: Sequence[Redis]) -> None:
         self.current: Address | None = None
         """What they named last."""
+        self.leave: Callable[[], Awaitable[None]] | None = None
+        """Called when they name another one: drops the connections to the old one."""
         self._name = name
         self._sentinels = sentinels
 
@@ -55,8 +58,12 @@ class Master:
             await asyncio.gather(*asked, return_exceptions=True)
         if not votes:
             raise RedisConnectionError(f"no sentinel named the master {self._name!r}: {failure}")
-        self.current = max(votes, key=lambda address: votes[address])
-        return self.current
+        found = max(votes, key=lambda address: votes[address])
+        before, self.current = self.current, found
+        if before not in (None, found) and self.leave is not None:
+            # All of them at once: to write here and there by turns would be worse than an error.
+            await self.leave()
+        return found
 
     async def _ask(self, sentinel: Redis) -> Address | None:
         answer = await cast(Any, sentinel).execute_command(
@@ -104,13 +111,12 @@ class SentinelClient(Client):
         """``pool`` has connections to ``master``."""
         client = cast(Self, cls.from_pool(pool))
         client.master = master
+        master.leave = partial(pool.disconnect, inuse_connections=True)
         return client
 
     async def verify(self) -> None:
         """Asks the sentinels. An old master that cannot see them may serve on for any time."""
-        before = self.master.current
-        if await self.master.address() != before and before is not None:
-            await self.connection_pool.disconnect(inuse_connections=True)
+        await self.master.address()
 
     def is_stale(self, connection: AbstractConnection) -> bool:
         """Whether the sentinels have named another master since."""

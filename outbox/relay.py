@@ -296,7 +296,7 @@ class Relay:
         standing = self._standing
         epoch = standing.epoch
         known = {shard: standing.lasts[shard] for shard in standing.ready}
-        found = await self._streams.last_ids(epoch, sorted(known))
+        found = await self._unless_away(self._streams.last_ids(epoch, sorted(known)), {})
         if await self._unless_away(self._streams.epoch(), epoch) != standing.epoch:
             standing.publish_epoch = True
             standing.wake.set()
@@ -310,11 +310,13 @@ class Relay:
 
         The shards of the other nodes need not wait for it, and leases are for efficiency only.
         """
+        if self._client.spans_shards or not self._standing.redis_up:
+            return await asked
         try:
-            answer = await asked
+            # Short enough for the next renewal of the leases to be in time.
+            async with asyncio.timeout(self._options.lease_ttl_s / 6):
+                answer = await asked
         except (RedisError, OSError) as error:
-            if self._client.spans_shards or not self._standing.redis_up:
-                raise
             self._trouble("redis node", error)
             return otherwise
         self._over("redis node")

@@ -76,6 +76,15 @@ def admin_info(server: EmbeddedRedis, section: str) -> dict[str, Any]:
         client.close()
 
 
+def readers(server: EmbeddedRedis) -> int:
+    """Connections to it that are in a blocking read."""
+    client = admin(server)
+    try:
+        return sum(one["cmd"] == "xreadgroup" for one in client.client_list())
+    finally:
+        client.close()
+
+
 class Replicated:
     """A master and its replica, watched by three sentinels."""
 
@@ -119,14 +128,15 @@ class Replicated:
         (found,) = [s for s in self.servers if s.alive and order(s, "ROLE")[0] == role]
         return found
 
-    def named(self) -> int:
-        """The port of the master that the sentinels name."""
-        client = self._asking(self.sentinel_ports[0])
-        try:
-            address = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)
-            return int(address[1])
-        finally:
+    def named(self) -> set[int]:
+        """The ports of the masters that the sentinels name: one, if they agree."""
+        ports = set()
+        for sentinel in self.sentinel_ports:
+            client = self._asking(sentinel)
+            answer = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)
             client.close()
+            ports.add(int(answer[1]))
+        return ports
 
     @contextmanager
     def _sentinel(self, number: int, master_port: int) -> Iterator[None]:
@@ -191,6 +201,7 @@ class Clustered:
                 "cluster-port": str(free_port()),
                 "cluster-node-timeout": str(NODE_TIMEOUT_MS),
                 "cluster-replica-validity-factor": "0",
+                "cluster-require-full-coverage": "no",
                 "masterauth": PASSWORD,
                 "repl-diskless-sync-delay": "0",
                 "maxmemory": "0",

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.embedded import EmbeddedRedis, EmbeddedServerError
 from outbox.errors import OutboxError
@@ -172,14 +174,13 @@ async def test_over_tls(tmp_path: Path, unused_tcp_port_factory: Any) -> None:
         "tls-key-file": str(private),
         "tls-auth-clients": "no",
     }
-    server = EmbeddedRedis(settings=settings, password="secret")
-    try:
-        server.start()
-    except EmbeddedServerError:
-        lacking("redis-tls", "the Redis server was built without TLS")
-    with server:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(EmbeddedRedis(settings=settings, password="secret"))
+        except EmbeddedServerError:
+            lacking("redis-tls", "the Redis server was built without TLS")
         address = f"rediss://:secret@{LOOPBACK}:{port}/1"
         assert await serves(connect(f"{address}?ssl_ca_certs={public}"))
         assert await serves(connect(f"{address}?ssl_cert_reqs=none"))
-        with pytest.raises(Exception, match="certificate verify failed"):
+        with pytest.raises(RedisConnectionError, match="certificate verify failed"):
             await serves(connect(address))

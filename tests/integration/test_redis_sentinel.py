@@ -1,0 +1,126 @@
+"""A master with a replica and three sentinels, a relay and two gateways over them."""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.embedded import EmbeddedRedis
+from gateway.status import read_status
+from outbox.redis_connect import connect
+from outbox.streams import Streams
+from tests.integration.conftest import Stack, token
+from tests.probe import until
+from tests.processes import Process, Processes
+from tests.redis_setups import Replicated, cut_replication, order, readers
+from tests.traffic import Traffic
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[Replicated]:
+    with Replicated(tmp_path) as replicated:
+        yield replicated
+
+
+@pytest.fixture
+def running(replicated: Replicated, migrated: str, processes: Processes) -> Stack:
+    stack = Stack(migrated, replicated, processes)  # type: ignore[arg-type]
+    stack.relay()
+    stack.gateway("gateway-1")
+    stack.gateway("gateway-2")
+    return stack
+
+
+def traffic_of(stack: Stack) -> Traffic:
+    gateways: list[Process] = [stack.processes.all[f"gateway-{number}"] for number in (1, 2)]
+    rooms = [f"orders:{secrets.token_hex(4)}" for _ in range(12)]
+    return Traffic(stack.dsn, gateways, rooms, token(now=time.time()))
+
+
+async def until_named(replicated: Replicated, server: EmbeddedRedis) -> None:
+    await until(
+        lambda: asyncio.to_thread(lambda: replicated.named() == {server.port}),
+        "the sentinels agree",
+    )
+
+
+async def test_a_replica_that_lags_by_many_entries_becomes_the_master(
+    running: Stack, replicated: Replicated
+) -> None:
+    async with traffic_of(running) as traffic:
+        await traffic.more(100)
+        master, replica = replicated.server("master"), replicated.server("slave")
+        await asyncio.to_thread(cut_replication, replica)
+        await traffic.more(300)
+        master.kill()
+        await until_named(replicated, replica)
+        await traffic.more(200)
+        await traffic.settle()
+    found = await read_status(running.dsn, replicated.url)
+    assert found.problems == ()
+    assert len(found.gateways) == 2
+    assert "buses refilled" in running.processes.all["relay"].text()
+
+
+async def test_a_master_that_hung_comes_back_beside_its_successor(
+    running: Stack, replicated: Replicated
+) -> None:
+    async with traffic_of(running) as traffic:
+        await traffic.more(100)
+        old, new = replicated.server("master"), replicated.server("slave")
+        os.kill(old.pid, signal.SIGSTOP)
+        await until_named(replicated, new)
+        # It believes to be the master still, until the sentinels have told it otherwise.
+        os.kill(old.pid, signal.SIGCONT)
+        assert order(old, "ROLE")[0] == "master"
+        await until(
+            lambda: asyncio.to_thread(lambda: readers(new) == 2), "both gateways read the new one"
+        )
+        await traffic.more(200)
+        assert readers(old) == 0
+        await traffic.settle()
+
+
+async def test_a_client_leaves_a_master_that_the_sentinels_have_replaced(
+    replicated: Replicated,
+) -> None:
+    client = connect(replicated.url)
+    streams = Streams(client)
+    try:
+        await streams.set_epoch("first")
+        connection = await client.dedicated("any")
+        await connection.connect()
+        assert not client.is_stale(connection)
+        old, new = replicated.server("master"), replicated.server("slave")
+        old.kill()
+
+        async def set_again() -> bool:
+            try:
+                await client.verify()
+                await streams.set_epoch("second")
+            except Exception:
+                return False
+            return True
+
+        await until(set_again, "the client has found the new master")
+        assert client.is_stale(connection)
+        await connection.disconnect()
+        assert await streams.epoch() == "second"
+        assert new is replicated.server("master")
+    finally:
+        await client.aclose()
+
+
+async def test_a_master_that_no_sentinel_knows_is_told(replicated: Replicated) -> None:
+    client = connect(replicated.url.replace("/tidegate-master/", "/unknown/"))
+    try:
+        with pytest.raises(Exception, match="no sentinel named the master 'unknown'") as caught:
+            await client.ping()
+        assert "password" not in str(caught.value)
+    finally:
+        await client.aclose()
