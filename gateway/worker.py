@@ -25,6 +25,7 @@ from gateway.session import Limits
 from gateway.settings import Settings
 from gateway.tokens import verify
 from gateway.writer import Writer
+from outbox import tasks
 from outbox.database import Pool, open_pool
 from outbox.layout import layout
 from outbox.log import Log
@@ -238,9 +239,7 @@ class Worker:
 
     async def stop(self) -> None:
         """End the background tasks, leave Redis, close the pools."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks)
         if hasattr(self, "_registry"):
             # Best effort: what is left in Redis expires or is reaped.
             with suppress(TimeoutError):

@@ -20,7 +20,7 @@ import psycopg
 import structlog
 from redis.exceptions import RedisError
 
-from outbox import database, retention
+from outbox import database, retention, tasks
 from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
 from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
@@ -162,9 +162,7 @@ class Relay:
                 await asyncio.wait((work,), timeout=STOP_PATIENCE_S)
             failure = next((loop.exception() for loop in loops if loop.done()), None)
         finally:
-            for task in (stopper, *loops):
-                task.cancel()
-            await asyncio.gather(stopper, *loops, return_exceptions=True)
+            await tasks.end((stopper, *loops))
             await self._leave()
         if failure is not None:
             raise failure
