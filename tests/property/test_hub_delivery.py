@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import gateway.connection
 import gateway.room
@@ -130,6 +130,17 @@ class Delivery(RuleBasedStateMachine):
 
         self.loop.run_until_complete(send())
 
+    @initialize(joined=st.booleans())
+    def begin(self, joined: bool) -> None:
+        """In half of the cases with everybody live."""
+        if joined:
+            for number in range(CLIENTS):
+                self.subscribe(number, "a", "new", turn=True)
+                for read in list(self.stores.reads):
+                    self.async_do(lambda read=read: read.answer("late"))
+                self.turn()
+                self.read(number, 10_000)
+
     # Writers, relay, consumer
 
     @rule(rooms=st.lists(st.sampled_from(ROOMS), min_size=1, max_size=6))
@@ -203,9 +214,9 @@ class Delivery(RuleBasedStateMachine):
     def lose_commits(self, kept: int) -> None:
         """As ``Worker._restart`` does on a new epoch."""
         self.truth.new_epoch(kept % (self.truth.seq + 1))
-        self.consumer.epoch = self.truth.epoch
 
         def restart() -> None:
+            self.consumer.epoch = self.truth.epoch
             for connection in self.connections:
                 connection.evict_all()
             self.hub.restart()
