@@ -221,17 +221,28 @@ class Log:
         self, statement: LiteralString, parameters: dict[str, Any]
     ) -> list[tuple[Any, ...]]:
         try:
-            async with (
-                reached(),
-                asyncio.timeout(self._timeout_s),
-                self._pool.connection() as connection,
-            ):
-                cursor = await connection.execute(statement, parameters)
-                return await cursor.fetchall()
+            async with reached(), asyncio.timeout(self._timeout_s):
+                return await self._fetched(statement, parameters)
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             raise SchemaMismatch("the schema is missing: run `tidegate migrate`") from None
         except errors.Error as error:
             raise OutboxError(f"the log cannot be read: {first_line(error)}") from error
+
+    async def _fetched(
+        self, statement: LiteralString, parameters: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        attempts = self._pool.max_size + 1
+        while True:
+            attempts -= 1
+            async with self._pool.connection() as connection:
+                try:
+                    cursor = await connection.execute(statement, parameters)
+                    return await cursor.fetchall()
+                except errors.OperationalError:
+                    # Reading again is harmless. The server may be up again, or another one in its
+                    # place, while the pool still holds connections from before.
+                    if not connection.closed or not attempts:
+                        raise
 
 
 def _page(found: list[tuple[Any, ...]], shard: int, newest: bool = False) -> LogPage:

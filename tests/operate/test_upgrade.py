@@ -158,6 +158,6 @@ async def test_a_schema_that_old_processes_cannot_use_refuses_them(
         "TIDEGATE_TOKEN_HMAC_SECRET": SECRET,
     }
     for name in ("relay", "gateway"):
-        process = processes.start(name, name, **env)
-        assert await asyncio.to_thread(process.wait, 30) == 1
+        process = processes.start(name, name, **env, TIDEGATE_PORT="0")
+        assert await asyncio.to_thread(process.wait, 30) == 1, process.text()
         assert "upgrade Tidegate" in process.text()
