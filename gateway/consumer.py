@@ -18,6 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.feed import Feed
 from gateway.hub import Hub
 from gateway.lane import ANSWER_S, Lane, is_missing
+from outbox import tasks
 from outbox.errors import OutboxError
 from outbox.log import Log
 from outbox.streams import Streams
@@ -173,10 +174,7 @@ class Consumer:
         self._wake.set()
 
     async def _stop(self) -> None:
-        keepers = list(self._keepers.values())
-        for task in keepers:
-            task.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        await tasks.end(list(self._keepers.values()))
 
     async def _keep(self, key: int) -> None:
         """One lane after another: every failure is answered by a new connection."""

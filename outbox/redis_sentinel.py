@@ -13,6 +13,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from outbox import tasks
 from outbox.redis_client import Client
 from outbox.redis_connection import TcpConnection, TlsConnection
 from outbox.redis_url import Address
@@ -53,9 +54,7 @@ class Master:
                 if votes[address] * 2 > len(asked):
                     break
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await tasks.end(asked)
         if not votes:
             raise RedisConnectionError(f"no sentinel named the master {self._name!r}: {failure}")
         found = max(votes, key=lambda address: votes[address])

@@ -12,6 +12,7 @@ from tests.client import Client
 from tests.processes import Process
 
 TENANT = "acme"
+SHUTDOWN = 3001
 PAUSE_S = 0.004
 """Between two transactions."""
 
@@ -50,6 +51,19 @@ class Traffic:
     ) -> None:
         await self.stop()
         await self._stack.__aexit__(kind, error, trace)
+
+    async def move(self, number: int, gateway: Process) -> None:
+        """Waits until one client's gateway has closed it, and resumes at another gateway."""
+        old = self.clients[number]
+        assert await old.until_closed() == SHUTDOWN
+        new = await self._stack.enter_async_context(Client(gateway.websocket_url))
+        await new.greet(self._token)
+        new.received = old.received
+        for room, position in old.positions.items():
+            reply = await new.subscribe(room, position)
+            assert reply["recovered"]
+            assert reply["epoch"] == position[1]
+        self.clients[number] = new
 
     async def stop(self) -> None:
         """Ends the writing."""

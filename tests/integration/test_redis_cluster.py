@@ -19,7 +19,14 @@ from outbox.sharding import shard_of
 from outbox.streams import Streams
 from tests.integration.conftest import Stack, token
 from tests.processes import Process, Processes
-from tests.redis_setups import Clustered, Migration, cut_replication, mend_replication, order, readers
+from tests.redis_setups import (
+    Clustered,
+    Migration,
+    cut_replication,
+    mend_replication,
+    order,
+    readers,
+)
 from tests.traffic import TENANT, Traffic
 
 SHARDS = 16
