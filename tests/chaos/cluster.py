@@ -166,7 +166,8 @@ class Cluster:
         """pg_terminate_backend for the connections of this database with such a name."""
         rows = await self.sql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND application_name LIKE %s",
+            "WHERE datname = current_database() AND application_name LIKE %s "
+            "AND pid <> pg_backend_pid()",
             (pattern,),
         )
         return len(rows)

@@ -209,7 +209,8 @@ async def _fill_memory(cluster: Cluster, pick: random.Random) -> AsyncIterator[N
 
 @asynccontextmanager
 async def _terminate_backends(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
-    await cluster.terminate_backends("%")
+    await cluster.terminate_backends()
+    await cluster.terminate_backends("writer%")
     yield
 
 

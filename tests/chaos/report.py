@@ -83,7 +83,8 @@ class Report:
             "",
             f"Repeat it with `make chaos SEED={self.seed} MINUTES={self.duration_s / 60:g}`.",
             "",
-            f"Median delivery to a steady client while nothing failed: {calm_s * 1000:.0f} ms. ",
+            "Median delivery to a steady client after the answer to its commit, while nothing "
+            f"failed: {calm_s * 1000:.1f} ms. ",
             "Below: the longest delivery to a steady client that was under way during a fault of ",
             "the kind (faults overlap, so it may be due to another), and how long after the end ",
             "of the fault something committed after it had reached every steady client.",
@@ -92,7 +93,7 @@ class Report:
             "|---|---|---|---|",
         ]
         lines += [
-            f"| {name} | {times} | {stall.delay_s:.1f} | {stall.recovery_s:.1f} |"
+            f"| {name} | {times} | {stall.delay_s:.2f} | {stall.recovery_s:.2f} |"
             for name, (times, stall) in self.stalls().items()
         ]
         wrong = [*map(str, verdict.violations), *verdict.unsettled, *self.troubles]

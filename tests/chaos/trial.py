@@ -97,7 +97,8 @@ class Trial:
         tenant = self.tenants[len(self.members) % len(self.tenants)]
         name = f"{kind}-{len(self.members)}"
         ports = self.cluster.ports
-        start = len(self.members) // len(self.tenants) % len(ports)
+        # Tenants times gateways: neighbours differ in both.
+        start = (len(self.members) + len(self.members) // len(self.tenants)) % len(ports)
         link = Link(
             f"{name} to gateways",
             *ports[start:],
