@@ -1,0 +1,175 @@
+"""Which answers of a store count, case by case; in any order: ``test_hub_delivery.py``."""
+
+import asyncio
+
+import pytest
+
+from gateway.history import History, Lost, Page, PageLimits, Unavailable
+from gateway.hub import Hub
+from gateway.room import Room
+from tests.property.world import TENANT, Stores, Truth
+
+
+class Gateway:
+    """A hub at the head of a shard in which room ``a`` has ten messages."""
+
+    def __init__(self) -> None:
+        self.truth = Truth()
+        for _ in range(10):
+            self.truth.commit("a")
+        self.truth.appended = 10
+        self.stores = Stores(self.truth)
+        self.hub = Hub(1, 1, 4, 10_000)
+        self.hub.positions[0] = 10
+        self.epoch = "e0"
+        self.suspected = False
+        self.room: Room = self.hub.open((TENANT, "a"))
+        self.history = History(
+            self.hub,
+            self.stores,  # type: ignore[arg-type]
+            self.stores,  # type: ignore[arg-type]
+            PageLimits(5, 10_000, 60.0),
+            lambda: self.epoch,
+            self.suspect,
+        )
+
+    def suspect(self) -> None:
+        self.suspected = True
+
+    async def answer(self, how: str, lag: int = 0) -> None:
+        """The one read that is under way."""
+        while not self.stores.reads:
+            await asyncio.sleep(0)
+        (read,) = self.stores.reads
+        read.answer(how, lag)
+        while read in self.stores.reads:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+async def test_a_stream_that_stands_where_the_worker_stands_is_believed(gateway: Gateway) -> None:
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 8))
+    await gateway.answer("late")
+    found = await reading
+    assert isinstance(found, Page)
+    assert [m.offset for m in found.messages] == [9, 10]
+    assert gateway.room.top == 10
+
+
+async def test_a_stream_that_lags_behind_the_worker_cannot_say_where_the_head_is(
+    gateway: Gateway,
+) -> None:
+    reading = asyncio.ensure_future(gateway.history.head(gateway.room))
+    await gateway.answer("old", lag=3)
+    await gateway.answer("late")  # the log's turn
+    assert await reading == 10
+
+
+async def test_a_log_that_lags_behind_the_worker_says_nothing_and_is_suspected(
+    gateway: Gateway,
+) -> None:
+    gateway.hub.positions[0] = 11
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 10))
+    await gateway.answer("none")
+    await gateway.answer("late")
+    with pytest.raises(Unavailable):
+        await reading
+    assert gateway.suspected
+    assert gateway.room.top is None
+
+
+async def test_only_the_log_says_that_something_is_lost(gateway: Gateway) -> None:
+    gateway.truth.dropped = 4
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 2))
+    await gateway.answer("late")  # the stream has but the newest
+    await gateway.answer("late")
+    assert await reading == Lost(10)
+
+
+async def test_an_answer_for_an_earlier_offset_is_not_taken_for_the_future(
+    gateway: Gateway,
+) -> None:
+    """Who shares a read that began before its offset was reached is not told that it never was."""
+    early = asyncio.ensure_future(gateway.history.read(gateway.room, 11))
+    await gateway.answer("none")
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    (old,) = gateway.stores.reads
+    gateway.truth.commit("a")
+    honest = asyncio.ensure_future(gateway.history.read(gateway.room, 11))
+    while len(gateway.stores.reads) < 2:
+        await asyncio.sleep(0)
+    gateway.stores.reads[1].answer("none")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    old.answer("early")
+    while not (early.done() and honest.done()):
+        for read in list(gateway.stores.reads):
+            read.answer("late")
+        await asyncio.sleep(0)
+    assert await honest == Page(())
+    assert await early == Page(())
+
+
+async def test_equal_reads_are_shared_and_a_cancelled_reader_takes_nobody_along(
+    gateway: Gateway,
+) -> None:
+    readers = [asyncio.ensure_future(gateway.history.read(gateway.room, 7)) for _ in range(1_000)]
+    await asyncio.sleep(0)
+    readers[0].cancel()
+    await gateway.answer("late")
+    found = await asyncio.gather(*readers, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert all(isinstance(page, Page) and len(page.messages) == 3 for page in found[1:])
+
+
+async def test_those_who_came_too_late_for_a_read_share_the_next(gateway: Gateway) -> None:
+    first = asyncio.ensure_future(gateway.history.read(gateway.room, 8))
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    gateway.truth.commit("a")
+    gateway.truth.appended = gateway.hub.positions[0] = 11
+    late = [asyncio.ensure_future(gateway.history.read(gateway.room, 8)) for _ in range(100)]
+    await asyncio.sleep(0)
+    await gateway.answer("early")
+    await gateway.answer("late")
+    pages = await asyncio.gather(first, *late)
+    assert all(isinstance(page, Page) for page in pages)
+    assert [m.offset for m in pages[1].messages] == [9, 10, 11]  # type: ignore[union-attr]
+    assert gateway.stores.reads == []
+
+
+async def test_a_head_that_was_read_before_the_room_was_forgotten_is_void(
+    gateway: Gateway,
+) -> None:
+    reading = asyncio.ensure_future(gateway.history.head(gateway.room))
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    gateway.room.forget()
+    await gateway.answer("early")
+    with pytest.raises(Unavailable):
+        await reading
+    assert gateway.room.top is None
+
+
+async def test_an_epoch_that_changes_during_a_read_voids_its_answer(gateway: Gateway) -> None:
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 8))
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    gateway.epoch = "e1"
+    await gateway.answer("early")
+    with pytest.raises(Unavailable):
+        await reading
+
+
+async def test_silent_stores_are_waited_for_only_so_long(gateway: Gateway) -> None:
+    gateway.history._limits = PageLimits(5, 10_000, 0.05)
+    with pytest.raises(Unavailable, match="in time"):
+        await gateway.history.read(gateway.room, 8)
+    for read in list(gateway.stores.reads):
+        read.answer("late")
+    await asyncio.sleep(0)
