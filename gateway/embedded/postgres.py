@@ -31,6 +31,8 @@ USER = "postgres"
 READY_TIMEOUT_S = 60.0
 INITDB_TIMEOUT_S = 120.0
 PORT_ATTEMPTS = 5
+READY_STATES = ("ready", "standby")
+"""As the postmaster writes them; the second is that of a standby that takes readers."""
 STOP_SIGNALS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0))
 """Fast shutdown, then immediate shutdown, each with the seconds that it may take."""
 
@@ -298,7 +300,7 @@ class EmbeddedPostgres:
             lines = (self._cluster / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return False
-        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() in READY_STATES
 
 
 def _environment() -> dict[str, str]:
