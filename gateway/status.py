@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
 from gateway import faults
@@ -76,14 +76,17 @@ class Status:
     shards: tuple[ShardStatus, ...]
     relays: tuple[str, ...]
     gateways: tuple[GatewayStatus, ...]
+    also_lag: int | None = None
+    """Messages in the log that the additional Redis lacks; None if there is none or it is out of
+    reach."""
 
     def json(self) -> str:
         """One JSON object with the fields of this class."""
         return json.dumps({"ok": not self.problems, **asdict(self)}, indent=2)
 
 
-async def read_status(postgres_dsn: str, redis_url: str) -> Status:
-    """Ask both stores. What is out of reach becomes a problem, not an error."""
+async def read_status(postgres_dsn: str, redis_url: str, redis_url_also: str = "") -> Status:
+    """Ask all stores. What is out of reach becomes a problem, not an error."""
     log = await _ask("Postgres", lambda: _read_log(postgres_dsn))
     shards = None if isinstance(log, str) else range(log.layout.shards)
     bus = await _ask("Redis", lambda: _read_bus(redis_url, shards))
@@ -91,7 +94,26 @@ async def read_status(postgres_dsn: str, redis_url: str) -> Status:
         # Once more: the heads are then younger than the bus, and a bus that is ahead of its head
         # is proof of lost commits instead of bad timing.
         log = await _ask("Postgres", lambda: _read_log(postgres_dsn))
-    return judge(log, bus)
+    status = judge(log, bus)
+    if not redis_url_also or isinstance(log, str):
+        return status
+    # The log was read before: what is appended meanwhile cannot look like a lag.
+    also = await _ask("additional Redis", lambda: _read_bus(redis_url_also, shards))
+    return judge_also(status, log, also)
+
+
+def judge_also(status: Status, log: Overview, also: Bus | str) -> Status:
+    """The same with what is to be said of the additional Redis."""
+    if isinstance(also, str):
+        return replace(status, problems=(*status.problems, also))
+    if also.epoch != log.layout.epoch:
+        problem = (
+            f"the additional Redis has {f'epoch {also.epoch}' if also.epoch else 'no epoch'}: no "
+            "relay with TIDEGATE_REDIS_URL_ALSO is running"
+        )
+        return replace(status, problems=(*status.problems, problem))
+    lag = sum(max(0, one.head - also.last_ids.get(s, 0)) for s, one in log.shards.items())
+    return replace(status, also_lag=lag)
 
 
 def judge(log: Overview | str, bus: Bus | str) -> Status:

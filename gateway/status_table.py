@@ -17,6 +17,8 @@ def table(status: Status) -> str:
         f"outbox    {waiting} waiting{oldest}",
         f"relays    {', '.join(status.relays) or NONE}",
     ]
+    if status.also_lag is not None:
+        lines.append(f"also      the additional Redis lacks {status.also_lag:,} messages")
     if status.shards:
         rows = [
             (

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from outbox import tasks
 from outbox.redis_client import Client
@@ -84,13 +84,17 @@ class MasterConnection(TcpConnection):
         self._master = master
 
     async def connect(self) -> None:
-        """Raises redis.ConnectionError where the server named does not call itself a master."""
+        """Raises redis.ConnectionError where the server named does not call itself a master (if
+        the user may ask it)."""
         if self.is_connected:
             return
         self.host, self.port = await self._master.address()
         await cast(Any, super()).connect()
         await self.send_command("ROLE")
-        role = await self.read_response()
+        try:
+            role = await self.read_response()
+        except NoPermissionError:
+            return
         if role[0] != b"master":
             await self.disconnect()
             raise RedisConnectionError(f"{self.host}:{self.port} is not the master any more")

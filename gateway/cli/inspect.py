@@ -35,7 +35,11 @@ def status(
     settings = load(config)
     settings.require("postgres_dsn", "redis_url")
     found = asyncio.run(
-        read_status(settings.postgres_dsn.get_secret_value(), settings.redis_url.get_secret_value())
+        read_status(
+            settings.postgres_dsn.get_secret_value(),
+            settings.redis_url.get_secret_value(),
+            settings.redis_url_also.get_secret_value(),
+        )
     )
     typer.echo(found.json() if json else table(found))
     if not json:

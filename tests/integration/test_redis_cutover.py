@@ -54,6 +54,13 @@ async def test_clients_notice_nothing(
             )
             await traffic.more(50)
 
+            async def complete() -> bool:
+                found = await read_status(migrated, redis.url, other.url)
+                assert found.problems == ()
+                return found.also_lag == 0
+
+            await until(complete, "the status says so")
+
             # 2. Gateways roll over to the new one.
             for number, gateway in enumerate(gateways):
                 successor = await asyncio.to_thread(new.gateway, f"gateway-{number + 3}")
@@ -97,6 +104,8 @@ async def test_the_second_redis_is_no_concern_of_the_first(
                 return relay.health().redis_also or ""
 
             # Nobody is there.
+            found = await read_status(migrated, redis_url, second.url)
+            assert "additional Redis" in found.problems[-1]
             await first.publish("a", "b")
             await until(first.drained, "the first has everything")
             await until(lambda: "Connect" in trouble(), "its absence is told")

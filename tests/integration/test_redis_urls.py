@@ -1,10 +1,15 @@
 """What the Redis URL may be, and that each form of one server leads to it."""
 
+import asyncio
 import datetime
 import ipaddress
-from contextlib import ExitStack
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography import x509
@@ -12,12 +17,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.embedded import EmbeddedRedis, EmbeddedServerError
+from gateway.embedded import EmbeddedRedis
+from gateway.lane import BLOCK_S
+from gateway.status import read_status
+from outbox import redis_client
 from outbox.errors import OutboxError
-from outbox.redis_client import Client
 from outbox.redis_connect import check, connect
 from outbox.redis_url import Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
-from tests.requirements import lacking
+from tests.client import Client
+from tests.integration.conftest import Stack, token
 
 LOOPBACK = "127.0.0.1"
 
@@ -120,7 +128,7 @@ def test_no_part_of_a_password_is_told(form: str, password: str) -> None:
     assert "zq" not in repr(parse_redis_url("redis://:zq@host"))
 
 
-async def serves(client: Client) -> bool:
+async def serves(client: redis_client.Client) -> bool:
     try:
         await check(client)
         return await client.pipelined([("SET", "a", 1), ("GET", "a")]) == [True, b"1"]
@@ -165,22 +173,73 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return public, private
 
 
-async def test_over_tls(tmp_path: Path, unused_tcp_port_factory: Any) -> None:
+@asynccontextmanager
+async def tls_in_front_of(port: int, public: Path, private: Path) -> AsyncIterator[int]:
+    """A port that speaks TLS and passes on to another: not every server was built with TLS."""
+
+    async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection(LOOPBACK, port)
+        await asyncio.gather(
+            passed_on(reader, inner_writer),
+            passed_on(inner_reader, writer),
+            return_exceptions=True,
+        )
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(public, private)
+    door = await asyncio.start_server(serve, LOOPBACK, 0, ssl=context)
+    async with door:
+        yield door.sockets[0].getsockname()[1]
+
+
+async def test_over_tls(redis: EmbeddedRedis, tmp_path: Path) -> None:
     public, private = certificate(tmp_path)
-    port = unused_tcp_port_factory()
-    settings = {
-        "tls-port": str(port),
-        "tls-cert-file": str(public),
-        "tls-key-file": str(private),
-        "tls-auth-clients": "no",
-    }
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(EmbeddedRedis(settings=settings, password="secret"))
-        except EmbeddedServerError:
-            lacking("redis-tls", "the Redis server was built without TLS")
-        address = f"rediss://:secret@{LOOPBACK}:{port}/1"
+    password = urlsplit(redis.url).password
+    async with tls_in_front_of(redis.port, public, private) as port:
+        address = f"rediss://:{password}@{LOOPBACK}:{port}/1"
         assert await serves(connect(f"{address}?ssl_ca_certs={public}"))
         assert await serves(connect(f"{address}?ssl_cert_reqs=none"))
         with pytest.raises(RedisConnectionError, match="certificate verify failed"):
             await serves(connect(address))
+
+
+async def test_the_rights_that_the_page_names_suffice(stack: Stack, room: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/operate/redis.md").read_text()
+    (rights,) = re.findall(r"^ACL SETUSER tidegate on >password (.+)$", page, re.M)
+    admin = connect(stack.redis.url)
+    try:
+        await admin.execute_command(
+            "ACL", "SETUSER", "tidegate", "on", ">password", *rights.split()
+        )
+        stack.redis = Restricted(stack.redis.port)  # type: ignore[assignment]
+        stack.relay()
+        gateway = await asyncio.to_thread(stack.gateway)
+        async with Client(gateway.websocket_url) as client:
+            await client.greet(token(now=time.time()))
+            await client.subscribe(room)
+            stack.publish(room, 1, 2)
+            await client.until_offset(room, 2)
+            started_at_s = time.monotonic()
+            await client.subscribe(f"{room}-another")
+            stack.publish(f"{room}-another", 3)
+            await client.until_offset(f"{room}-another", 1)
+            # The blocked read was ended.
+            assert time.monotonic() - started_at_s < BLOCK_S
+        assert (await read_status(stack.dsn, stack.redis.url)).problems == ()
+        refused = await admin.execute_command("ACL", "LOG")
+        assert refused == []
+    finally:
+        await admin.aclose()
+
+
+class Restricted:
+    """The server as the restricted user reaches it."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"redis://tidegate:password@{LOOPBACK}:{port}/0"
