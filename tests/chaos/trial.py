@@ -168,6 +168,12 @@ class Trial:
             txid = await publish_many_async(
                 connection, [Message(room, data, tenant=tenant) for (tenant, room), data in sent]
             )
+        self.record(txid, sent, inserted_at)
+
+    def record(
+        self, txid: str, sent: Sequence[tuple[Key, Mapping[str, Any]]], inserted_at: float
+    ) -> None:
+        """Takes note of messages that the test has just committed in its own way."""
         now = time.monotonic()
         self._published += [
             Committed(key, content(txid, data), txid, index, inserted_at, now)
