@@ -80,7 +80,7 @@ class Served:
         while not server.full:
             server.write(b"\x81\x7e\x03\xe8" + b"x" * 1_000)
         # The kernel takes what it can before this is more than a moment's state.
-        for _ in range(20_000):
+        for _ in range(8_000):
             server.write(b"\x81\x7e\x03\xe8" + b"x" * 1_000)
         return server
 
