@@ -38,6 +38,8 @@ SETTINGS: Mapping[str, str] = {
     "TIDEGATE_LOG_FORMAT": "json",
 }
 
+SUPERVISION_S = 0.5
+
 
 class Cluster:
     """``async with Cluster(folder, postgres, dsn, redis) as cluster``: all are ready."""
@@ -62,6 +64,10 @@ class Cluster:
         self.processes = Processes(folder)
         self.relays: list[Process] = []
         self.gateways: list[Process] = []
+        self.down: set[str] = set()
+        """Processes that are down on purpose."""
+        self.restarts = 0
+        """How often ``supervise`` has started a process that had ended by itself."""
         self.links: dict[str, Link] = {}
         """``relay-1 to postgres``, ``gateway-2 to redis`` …"""
         self._secret = secrets.token_hex(32)
@@ -156,6 +162,18 @@ class Cluster:
         if process.port:
             await asyncio.to_thread(process.wait_ready)
 
+    async def supervise(self) -> None:
+        """Starts again what has ended by itself, as a platform does; until cancelled.
+
+        A gateway ends where Redis or Postgres cannot be reached at its start.
+        """
+        while True:
+            for process in self.processes.all.values():
+                if not process.alive and process.name not in self.down:
+                    self.restarts += 1
+                    await asyncio.to_thread(process.restart)
+            await asyncio.sleep(SUPERVISION_S)
+
     async def sql(self, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         """Runs a statement over a connection of its own, past all proxies."""
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
@@ -191,6 +209,12 @@ class Cluster:
         """How often the processes' logs have a match."""
         chosen = self.processes.all.values() if processes is None else processes
         return sum(len(re.findall(pattern, process.text())) for process in chosen)
+
+
+def could_not_start(process: Process) -> bool:
+    """Whether its last words are the one line that tells an operator why it cannot start."""
+    lines = process.text().splitlines()
+    return bool(lines) and lines[-1].startswith("tidegate: ")
 
 
 def password_of(redis: EmbeddedRedis) -> str:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import psycopg
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import Cluster, could_not_start
 from tests.chaos.proxy import Link
 from tests.chaos.schedule import Fault
 from tests.chaos.trial import Trial
@@ -18,6 +18,7 @@ from tests.processes import Process
 
 LOOP_PAUSE_S = 0.1
 BYTES_PER_S = 20_000
+TERMINATION_S = 30.0
 TAIL = 0.4
 """The share of a bus that "lose the tail" takes away, at most."""
 
@@ -94,17 +95,20 @@ async def _process(kind: str, cluster: Cluster, process: Process) -> AsyncIterat
         finally:
             process.signal(signal.SIGCONT)
         return
-    if kind == "kill":
-        await asyncio.to_thread(process.kill)
-    else:
-        process.signal(signal.SIGTERM)
-        if await asyncio.to_thread(process.wait, 30) != 0:
-            raise AssertionError(f"{process.name} ended with {process.returncode} after SIGTERM")
+    cluster.down.add(process.name)
     try:
+        if kind == "kill":
+            await asyncio.to_thread(process.kill)
+        elif process.alive:
+            process.signal(signal.SIGTERM)
+            code = await asyncio.to_thread(process.wait, TERMINATION_S)
+            if code != 0 and not could_not_start(process):
+                raise AssertionError(f"{process.name} ended with {code} after SIGTERM")
         yield
     finally:
         # Not awaited: it becomes ready when its servers answer, which other faults may delay.
         await asyncio.to_thread(process.restart)
+        cluster.down.discard(process.name)
 
 
 # Redis

@@ -49,7 +49,7 @@ class Report:
     """Subscriptions that were resumed, all of them recovered in a good run."""
     verdict: Verdict
     troubles: tuple[str, ...]
-    """Tracebacks in logs, processes that ended by themselves."""
+    """Tracebacks in logs, faults that could not be done."""
 
     @property
     def good(self) -> bool:

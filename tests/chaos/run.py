@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from outbox import tasks
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import inject
 from tests.chaos.report import Delivery, Injected, Report
@@ -41,6 +42,8 @@ async def run(
     (folder / "schedule.jsonl").write_text(dump(faults))
     trial = Trial(cluster, seed, tenants=TENANTS, rooms=ROOMS)
     injected: list[Injected] = []
+    troubles: list[str] = []
+    supervising = asyncio.create_task(cluster.supervise())
     try:
         await trial.arrive(TENANTS, "steady")
         await trial.arrive(clients)
@@ -50,7 +53,7 @@ async def run(
         async with trial.churning(churners), asyncio.TaskGroup() as group:
             for fault in faults:
                 await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
-                group.create_task(_one(fault, trial, injected, started, say))
+                group.create_task(_one(fault, trial, injected, troubles, started, say))
             await asyncio.sleep(max(0.0, started + duration_s - time.monotonic()))
         cluster.heal()
         say("all faults are healed; waiting until everything has come to rest")
@@ -67,22 +70,33 @@ async def run(
                 for said in m.diary.said
             ),
             verdict,
-            tuple(_troubles(cluster)),
+            (*troubles, *_tracebacks(cluster)),
         )
+        say(f"{cluster.restarts} processes had ended by themselves and were started again")
         if not report.good:
             _keep(folder, trial)
     finally:
+        await tasks.end((supervising,))
         await trial.close()
     return report
 
 
 async def _one(
-    fault: Fault, trial: Trial, injected: list[Injected], started: float, say: Say
+    fault: Fault,
+    trial: Trial,
+    injected: list[Injected],
+    troubles: list[str],
+    started: float,
+    say: Say,
 ) -> None:
     say(str(fault))
     began_s = time.monotonic() - started
-    async with inject(fault, trial):
-        await asyncio.sleep(fault.lasts_s)
+    try:
+        async with inject(fault, trial):
+            await asyncio.sleep(fault.lasts_s)
+    except Exception as error:
+        # The run goes on: what it finds may explain it.
+        troubles.append(f"{fault}: {type(error).__name__}: {error}")
     injected.append(Injected(fault, began_s, time.monotonic() - started))
 
 
@@ -105,14 +119,12 @@ def _deliveries(trial: Trial, started: float) -> list[Delivery]:
     ]
 
 
-def _troubles(cluster: Cluster) -> list[str]:
-    found = []
-    for process in cluster.processes.all.values():
-        if not process.alive:
-            found.append(f"{process.name} has ended with {process.returncode}")
-        if "Traceback" in process.text():
-            found.append(f"{process.name} wrote a traceback: {process.log}")
-    return found
+def _tracebacks(cluster: Cluster) -> list[str]:
+    return [
+        f"{process.name} wrote a traceback: {process.log}"
+        for process in cluster.processes.all.values()
+        if "Traceback" in process.text()
+    ]
 
 
 def _keep(folder: Path, trial: Trial) -> None:
