@@ -25,6 +25,7 @@ DOORBELL_CHANNEL = "tidegate"
 """NOTIFY channel of the doorbell; the payload is the shard's number."""
 
 CONNECT_TIMEOUT_S = 5
+RECONNECT_TIMEOUT_S = 1.0
 MIN_SERVER_VERSION = 150_000
 
 _LINK_DEFAULTS = {
@@ -170,6 +171,8 @@ async def open_pool(
         min_size=min_size,
         max_size=max_size,
         timeout=timeout_s,
+        # Long pauses between attempts would outlive the outage: whoever needs one begins anew.
+        reconnect_timeout=RECONNECT_TIMEOUT_S,
         configure=prepare,
         open=False,
     )

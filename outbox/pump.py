@@ -16,10 +16,12 @@ from typing import Any, LiteralString, Protocol
 from psycopg import errors
 from redis.exceptions import RedisError
 
+from outbox import link
 from outbox.database import Connection
 from outbox.doorbell import Doorbell
 from outbox.errors import EpochChanged, Fork
 from outbox.layout import layout
+from outbox.link import Unwatched, Watch
 from outbox.log import Log
 from outbox.message import Message
 from outbox.reconcile import reconcile
@@ -139,6 +141,7 @@ class Pump:
         batch_messages: int,
         pace: Pace,
         journal: Journal,
+        watch: Watch | None = None,
     ) -> None:
         """``shards`` says how many there are, ``batch_messages`` how many to sequence per shard in
         one transaction. ``log`` reads the same database.
@@ -151,10 +154,13 @@ class Pump:
         self._batch_messages = batch_messages
         self._pace = pace
         self._journal = journal
-        self._sequencer = Sequencer(connection)
+        self._watch = watch or Unwatched()
+        self._sequencer = Sequencer(connection, watch=self._watch)
         self._bell = Doorbell(connection, standing.wake)
         self._woken = False
         """Whether the next look is to let writers go on without ringing."""
+        self._busy_at_s = monotonic()
+        """When it last had something to do."""
         self._retry_at_s = 0.0
         """When the failing shards are due again."""
         self._away_until_s = 0.0
@@ -166,7 +172,8 @@ class Pump:
 
     async def listen(self) -> None:
         """Has the doorbell heard, or tells why not. To be called before the first step."""
-        reason = await self._bell.listen()
+        with self._watch:
+            reason = await self._bell.listen()
         if reason is not None and reason != self._standing.doorbell_off:
             self._journal.warning("doorbell is off: polling", cause=reason)
         self._standing.doorbell_off = reason
@@ -177,7 +184,7 @@ class Pump:
         standing.wake.clear()
         if not standing.redis_up:
             # Nothing is sequenced that cannot be appended: rows wait in the outbox, in silence.
-            await self._bell.release()
+            await self._release()
             await self._bell.wait(REDIS_DOWN_POLL_S)
             return
         if self._bell.changed:
@@ -192,7 +199,7 @@ class Pump:
         elif served:
             await self._sequence(served)
         else:
-            await self._bell.release()
+            await self._release()
             await self._bell.wait(self._pace.bell_poll_s)
 
     async def _sequence(self, served: frozenset[int]) -> None:
@@ -206,6 +213,7 @@ class Pump:
             self._adopt(batch.epoch)
         elif batch.messages:
             standing.sequenced += len(batch.messages)
+            self._busy_at_s = monotonic()
             self._polls.reset()
             self._lock_polls.reset()
             self._woken = True
@@ -286,13 +294,30 @@ class Pump:
             self._woken = await self._bell.wait(AWAY_RETRY_S)
         elif last_look:
             failing = bool(self._standing.failing)
-            self._woken = await self._bell.wait(
-                FAILING_RETRY_S if failing else self._pace.bell_poll_s
-            )
+            self._woken = await self._doze(FAILING_RETRY_S if failing else self._pace.bell_poll_s)
             if not self._woken and not failing:
                 await self.listen()
-        elif not await self._bell.lock(shards):
+        elif not await self._lock(shards):
             self._woken = await self._bell.wait(self._lock_polls.next_s())
+
+    async def _lock(self, shards: frozenset[int]) -> bool:
+        with self._watch:
+            return await self._bell.lock(shards)
+
+    async def _release(self) -> None:
+        with self._watch:
+            await self._bell.release()
+
+    async def _doze(self, timeout_s: float) -> bool:
+        """Waits for the bell; makes sure now and then that it could be heard."""
+        end_s = monotonic() + timeout_s
+        while (left_s := end_s - monotonic()) > 0:
+            quiet = monotonic() - self._busy_at_s > link.QUIET_AFTER_S
+            if await self._bell.wait(left_s if quiet else min(left_s, link.TOUCH_INTERVAL_S)):
+                return True
+            if not quiet:
+                await link.touch(self._connection)
+        return False
 
     async def _append(self, messages: list[Message]) -> None:
         standing = self._standing

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import psycopg
@@ -24,6 +25,7 @@ from outbox import database, retention, tasks
 from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
 from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
+from outbox.link import Watch, is_working
 from outbox.log import Log
 from outbox.mirror import Mirror
 from outbox.pump import Backoff, Pace, Pump, Standing
@@ -36,6 +38,7 @@ STOP_PATIENCE_S = 10.0
 SERVER_PATIENCE_MS = 10_000
 POOL_SIZE = 2
 POOL_TIMEOUT_S = 5.0
+LOG_TIMEOUT_S = 5.0
 MAINTENANCE_RETRY_S = 60.0
 CAUSE_MAX_CHARS = 300
 
@@ -227,13 +230,14 @@ class Relay:
             self._standing.distrust()
             pump = Pump(
                 connection,
-                Log(pool),
+                Log(pool, LOG_TIMEOUT_S),
                 self._streams,
                 self._standing,
                 found.shards,
                 options.batch_messages,
                 options.pace,
                 log,
+                Watch(connection, partial(is_working, options.postgres_dsn)),
             )
             await pump.listen()
             self._over("postgres")

@@ -20,6 +20,7 @@ from psycopg.rows import TupleRow
 from outbox import rows
 from outbox.database import Connection
 from outbox.errors import SchemaMismatch
+from outbox.link import Unwatched, Watch
 from outbox.message import Message
 
 LIMIT_BYTES = 4_194_304
@@ -111,8 +112,15 @@ class Sequencer:
     Any error may leave the last batch committed or not; the log says which (``Log.span``).
     """
 
-    def __init__(self, connection: Connection, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        limit_bytes: int = LIMIT_BYTES,
+        watch: Watch | Unwatched | None = None,
+    ) -> None:
+        """``watch`` looks after the link while an answer is awaited."""
         self._connection = connection
+        self._watch = watch or Unwatched()
         self._limit_bytes = limit_bytes
         self._memory: dict[int, tuple[int, str | None]] = {}
 
@@ -154,16 +162,23 @@ class Sequencer:
             "batch": token_hex(8),
         }
         async with self._transaction():
-            async with self._connection.pipeline():
-                if prelude is not None:
-                    await self._connection.execute(prelude)
-                locked = await self._begin(ordered)
-                answer = await self._connection.execute(SEQUENCE, parameters, prepare=True)
-                commit = await self._connection.execute("COMMIT")
-            await _check_locked(locked, ordered)
-            if commit.statusmessage != "COMMIT":
-                raise errors.InFailedSqlTransaction("the sequencing transaction was rolled back")
-            return self._read(await answer.fetchall())
+            with self._watch:
+                return await self._exchange(ordered, parameters, prelude)
+
+    async def _exchange(
+        self, ordered: list[int], parameters: dict[str, Any], prelude: LiteralString | None
+    ) -> Batch:
+        """The transaction in one go."""
+        async with self._connection.pipeline():
+            if prelude is not None:
+                await self._connection.execute(prelude)
+            locked = await self._begin(ordered)
+            answer = await self._connection.execute(SEQUENCE, parameters, prepare=True)
+            commit = await self._connection.execute("COMMIT")
+        await _check_locked(locked, ordered)
+        if commit.statusmessage != "COMMIT":
+            raise errors.InFailedSqlTransaction("the sequencing transaction was rolled back")
+        return self._read(await answer.fetchall())
 
     def _read(self, answer: list[TupleRow]) -> Batch:
         messages = []
@@ -194,9 +209,10 @@ class Sequencer:
         """
         ordered = sorted(set(shards))
         async with self._transaction():
-            async with self._connection.pipeline():
-                locked = await self._begin(ordered)
-                answer = await self._connection.execute(_HEADS, {"shards": ordered})
+            with self._watch:
+                async with self._connection.pipeline():
+                    locked = await self._begin(ordered)
+                    answer = await self._connection.execute(_HEADS, {"shards": ordered})
             await _check_locked(locked, ordered)
             found = await answer.fetchall()
             epoch = found[0][2] if found else ""
