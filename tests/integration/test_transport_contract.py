@@ -132,7 +132,7 @@ async def test_the_attributes_are_there(served: Served) -> None:
 
 
 async def test_frames_go_past_the_application_and_the_buffer_is_reported(served: Served) -> None:
-    async with connect(served.url, max_size=None, max_queue=1) as client:
+    async with connect(served.url, max_size=None, max_queue=1, close_timeout=0.1) as client:
         await served.opened.wait()
         server = served.fill()
         await until(lambda: served.told == ["filled"])
