@@ -58,6 +58,12 @@ class Unsupported(Struct, frozen=True):
     method: str
 
 
+class Malformed(Struct, frozen=True):
+    """A command whose fields cannot be used; the text says why."""
+
+    reason: str
+
+
 class Pong(Struct, frozen=True):
     """The client's answer to a ping; has no id and no reply."""
 
@@ -67,7 +73,16 @@ class Ignored(Struct, frozen=True):
 
 
 Body: TypeAlias = (
-    Connect | Subscribe | Unsubscribe | Publish | History | Refresh | Unsupported | Pong | Ignored
+    Connect
+    | Subscribe
+    | Unsubscribe
+    | Publish
+    | History
+    | Refresh
+    | Unsupported
+    | Malformed
+    | Pong
+    | Ignored
 )
 
 

@@ -189,6 +189,8 @@ class Session:
                 return [Authenticate(command.id, body.token)]
             case c.Unsupported():
                 return [_failure(command.id, codes.METHOD_NOT_FOUND)]
+            case c.Malformed(reason=reason):
+                return [_failure(command.id, codes.BAD_REQUEST, reason)]
             case _:
                 return []
 

@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from gateway import commands as c
 from gateway.frames import text_frame
+from gateway.jsontext import members
 from gateway.protocols.base import ProtocolViolation
 from outbox.message import Message
 
@@ -59,6 +60,8 @@ class CentrifugeJSON:
         try:
             wire = _decode_wire(line)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            if (command := _unreadable_publish(line)) is not None:
+                return command
             raise ProtocolViolation(f"not a command: {type(error).__name__}: {error}") from None
         given: list[c.Body] = [
             body
@@ -149,6 +152,19 @@ class CentrifugeJSON:
 
     def frame(self, parts: Iterable[bytes]) -> bytes:
         return text_frame(b"\n".join(parts))
+
+
+def _unreadable_publish(line: str) -> c.Command | None:
+    """A publish whose data no parser takes (half of an emoji, thousands of levels) is a person's
+    text gone wrong and not a client's: it is refused, and the connection goes on."""
+    try:
+        parts = members(line)
+        id = int(parts["id"])
+    except (ValueError, KeyError, RecursionError):
+        return None
+    if parts.keys() != {"id", "publish"} or not 0 < id < 2**32:
+        return None
+    return c.Command(id, c.Malformed("the data is not JSON that every client can read"))
 
 
 def _reply(id: int, name: bytes, body: bytes) -> bytes:
