@@ -45,7 +45,10 @@ def failure(*arguments: str, code: int, **settings: str) -> str:
     return line.removeprefix("tidegate: ")
 
 
-COMMANDS = ("dev", "migrate", "relay", "gateway", "publish", "tail", "token", "status", "config")
+COMMANDS = (
+    *("dev", "migrate", "relay", "gateway", "publish", "tail", "token", "status", "verify"),
+    *("redact", "epoch", "config"),
+)
 
 
 def test_help_teaches() -> None:
