@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import psycopg
+from redis.asyncio import Redis
 
 from tests.chaos.cluster import Cluster, could_not_start
 from tests.chaos.proxy import Link
@@ -144,12 +145,12 @@ async def _lose_the_tail(cluster: Cluster, pick: random.Random) -> AsyncIterator
     """Each bus, and the rooms' streams by chance, as a replica had them that lagged."""
     async with cluster.client() as client:
         for key in [key async for key in client.scan_iter("tg:*:bus")]:
-            await _shorten(cast(Any, client), key, pick)
+            await shorten(client, key, 1 - pick.uniform(0, TAIL))
         for key in [key async for key in client.scan_iter("tg:*:room:*")]:
             if pick.random() < 0.5:
                 await client.delete(key)
             else:
-                await _shorten(cast(Any, client), key, pick)
+                await shorten(client, key, 1 - pick.uniform(0, TAIL))
     yield
 
 
@@ -164,8 +165,9 @@ return #entries - keep
 """
 
 
-async def _shorten(client: Any, key: bytes, pick: random.Random) -> None:
-    await client.eval(_SHORTEN, 1, key, str(1 - pick.uniform(0, TAIL)))
+async def shorten(client: Redis, key: bytes, keep: float) -> None:
+    """Leaves only this share of a stream's entries, the oldest, as if the others never came."""
+    await cast(Any, client).eval(_SHORTEN, 1, key, str(keep))
 
 
 @asynccontextmanager

@@ -22,6 +22,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300
 DETECTED_S = 20.0
 """A dead link to Redis is noticed in 5 s; the rest is for a machine that is busy."""
 
+CROWD = 100
+MISSED = 130
+"""More than a replay stream holds, which Redis trims by the hundred."""
+PAGE = 5
+LOG_POOL = 4
+
 
 async def status(gateway: Process, path: str) -> int:
     async with httpx.AsyncClient(timeout=5) as client:
@@ -179,6 +185,62 @@ async def test_short_lived_clients_beside_stable_ones(trial: Trial) -> None:
 
     async with trial.churning(25):
         assert await within(120, three_hundred)
+    await good(trial)
+
+
+async def test_a_crowd_costs_redis_no_connections_and_postgres_few(
+    trial: Trial, cluster: Cluster
+) -> None:
+    """Connections grow with processes, not with clients; and when all come back at once to read
+    what only the log still has, they share the reads."""
+    await trial.arrive(2)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+
+    async def connections() -> int:
+        async with cluster.client() as client:
+            return len(await client.client_list(_type="normal"))
+
+    def reads() -> int:
+        return cluster.postgres.log.read_text(errors="replace").count("WITH state AS")
+
+    alone = await connections()
+    members = await trial.arrive(CROWD, late=True)
+    assert await connections() <= alone + 2 * len(cluster.gateways)
+    links = [trial.links[member.name] for member in members]
+    for link in links:
+        link.refuse()
+    rooms = trial.rooms[:2]
+    await trial.publish(*rooms * MISSED)
+    await trial.delivered(60, *trial.members[:2])
+    await cluster.sql("ALTER SYSTEM SET log_statement = 'all'")
+    await cluster.sql("SELECT pg_reload_conf()")
+    before = reads()
+    for link in links:
+        link.heal()
+    most = 0
+
+    async def returned() -> bool:
+        nonlocal most
+        ((now,),) = await cluster.sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidegate-log'"
+        )
+        most = max(most, now)
+        head = MISSED + 1
+        return all(
+            member.diary.last.get(room, 0) >= head for member in members for _, room in rooms
+        )
+
+    try:
+        assert await within(90, returned)
+    finally:
+        await cluster.sql("ALTER SYSTEM RESET log_statement")
+        await cluster.sql("SELECT pg_reload_conf()")
+    assert most <= LOG_POOL * len(cluster.gateways)
+    done = reads() - before
+    unshared = CROWD * len(rooms) * MISSED // PAGE
+    print(f"{done} reads of the log; {unshared} if each client read for itself")
+    assert 0 < done < unshared / 4
     await good(trial)
 
 

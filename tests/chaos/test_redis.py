@@ -9,10 +9,14 @@ import pytest
 
 from gateway.embedded import EmbeddedRedis
 from tests.chaos.cluster import Cluster, password_of
+from tests.chaos.faults import shorten
 from tests.chaos.proxy import Link
 from tests.chaos.trial import Trial, within
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+IDLE_S = 12.0
+"""Above the sum of all time-outs of a blocking read."""
 
 
 async def good(trial: Trial) -> None:
@@ -120,6 +124,32 @@ async def test_groups_are_destroyed_under_blocked_readers(trial: Trial, cluster:
     await good(trial)
 
 
+async def test_streams_that_are_shorter_than_what_was_delivered(
+    trial: Trial, cluster: Cluster
+) -> None:
+    """And no relay is there to mend them: who comes is served from elsewhere, or waits."""
+    members = await trial.arrive(4)
+    for _ in range(10):
+        await trial.publish(*trial.rooms)
+    await trial.delivered()
+    for relay in cluster.relays:
+        relay.signal(signal.SIGSTOP)
+    async with cluster.client() as client:
+        keys = [key async for key in client.scan_iter("tg:*:bus")]
+        keys += [key async for key in client.scan_iter("tg:*:room:*")]
+        for key in keys:
+            await shorten(client, key, 0.6)
+    for member in members:
+        trial.links[member.name].cut()
+    await trial.arrive(4, late=True)
+    await trial.delivered()
+    await trial.publish(*trial.rooms)
+    for relay in cluster.relays:
+        relay.signal(signal.SIGCONT)
+    await trial.delivered()
+    await good(trial)
+
+
 async def test_a_full_redis(trial: Trial, cluster: Cluster) -> None:
     await trial.arrive(4)
     await trial.publish(*trial.rooms)
@@ -143,6 +173,40 @@ async def test_a_full_redis(trial: Trial, cluster: Cluster) -> None:
             finally:
                 await client.config_set("maxmemory", "0")
             await trial.delivered()
+    await good(trial)
+
+
+async def test_streams_are_evicted(trial: Trial, cluster: Cluster) -> None:
+    """What a wrong maxmemory-policy does, again and again."""
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(50)
+    async with cluster.client() as client:
+        evicted = (await client.info("stats"))["evicted_keys"]
+        await client.config_set("maxmemory-policy", "allkeys-random")
+        try:
+            for _ in range(10):
+                used = (await client.info("memory"))["used_memory"]
+                await client.config_set("maxmemory", max(1, used - 20_000))
+                await trial.written(10)
+        finally:
+            await client.config_set("maxmemory", "0")
+            await client.config_set("maxmemory-policy", "noeviction")
+        assert (await client.info("stats"))["evicted_keys"] > evicted
+    await trial.delivered()
+    await good(trial)
+
+
+async def test_nothing_times_out_while_nothing_happens(trial: Trial, cluster: Cluster) -> None:
+    """A read that waits longer than the socket may is an error when idle, or a stall afterwards."""
+    await trial.arrive(2)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+    failures = cluster.logged("bus read failed|: trouble")
+    await asyncio.sleep(IDLE_S)
+    await trial.publish(*trial.rooms)
+    await trial.delivered(5)
+    assert cluster.logged("bus read failed|: trouble") == failures
     await good(trial)
 
 

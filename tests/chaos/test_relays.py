@@ -179,3 +179,26 @@ async def test_leases_that_contradict_each_other(trial: Trial, cluster: Cluster)
             await trial.written(8)
             second.signal(signal.SIGCONT)
     await good(trial)
+
+
+async def test_writers_need_no_relay(trial: Trial, cluster: Cluster) -> None:
+    """Stopped in their sleep, relays are rung for by every commit; dead, by none."""
+    await trial.arrive(2)
+    await shared(cluster)
+    await trial.publish(*trial.rooms)
+    await trial.delivered()
+    for relay in cluster.relays:
+        relay.signal(signal.SIGSTOP)
+    trial.write(8, pause_s=0.01)
+    await trial.written(500)
+    ((usage,),) = await cluster.sql("SELECT pg_notification_queue_usage()")
+    assert usage < 0.01
+    for relay in cluster.relays:
+        await asyncio.to_thread(relay.kill)
+    await trial.written(500)
+    ((usage,),) = await cluster.sql("SELECT pg_notification_queue_usage()")
+    assert usage == 0
+    for relay in cluster.relays:
+        await asyncio.to_thread(relay.restart)
+    await trial.delivered()
+    await good(trial)
