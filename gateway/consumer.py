@@ -266,6 +266,10 @@ class Consumer:
                     return
             del self._leftovers[bus, group]
 
+    def holds(self, group: str) -> bool:
+        """Whether a lane reads, or is about to, in a group of this name."""
+        return any(lane.group == group for lane in self._lanes.values())
+
     async def leave(self) -> None:
         """Remove this worker's groups; called once at the end."""
         await self._tidy()

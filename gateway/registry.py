@@ -26,7 +26,8 @@ log = structlog.get_logger(__name__)
 
 
 class Registry:
-    """The line of one worker. ``describe`` gives what it says; shards are those it reads."""
+    """The line of one worker. ``describe`` gives what it says; shards are those it reads; ``holds``
+    says whether it reads in a group of this name."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Registry:
         epoch: Callable[[], str],
         shards: Callable[[], list[int]],
         clock: Callable[[], float],
+        holds: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._streams = streams
         self._worker = worker
@@ -43,6 +45,7 @@ class Registry:
         self._epoch = epoch
         self._shards = shards
         self._clock = clock
+        self._holds = holds
 
     async def run(self) -> None:
         """Renew the line until cancelled. Redis may be away for any time."""
@@ -64,7 +67,8 @@ class Registry:
         await cast(Any, self._streams.client).hset(keys.GATEWAYS, self._worker, line)
 
     async def reap(self) -> None:
-        """Remove lines that are out of date, and the groups of workers without a line."""
+        """Remove lines that are out of date, the groups of workers without a line, and groups of
+        this worker that came back: a replica that lags has those that were removed last."""
         client = cast(Any, self._streams.client)
         lines: dict[bytes, bytes] = await client.hgetall(keys.GATEWAYS)
         now_ms = self._clock() * 1000
@@ -78,9 +82,14 @@ class Registry:
                 continue
             for group in await client.xinfo_groups(bus):
                 name: bytes = group["name"]
-                if name.rpartition(b":")[0] not in alive:
+                worker = name.rpartition(b":")[0]
+                if worker == self._worker.encode():
+                    vanished = not self._holds(name.decode())
+                else:
+                    vanished = worker not in alive
+                if vanished:
                     await client.xgroup_destroy(bus, name)
-                    log.info("group of a vanished worker removed", group=name.decode(), shard=shard)
+                    log.info("vanished reader's group removed", group=name.decode(), shard=shard)
 
     async def leave(self) -> None:
         """Remove this worker's line; called once at the end."""

@@ -29,7 +29,9 @@ from outbox.redis_url import Address
 
 REFUSED_PATIENCE_S = 0.3
 """How long a command that a node refused (nothing was done) is offered again: TRYAGAIN while the
-keys of a slot move, CLUSTERDOWN during a failover, nodes that name one another."""
+keys of a slot move, CLUSTERDOWN during a failover."""
+REDIRECTIONS_MAX = 5
+"""MOVED and ASK that one command follows. More come from nodes that name one another."""
 REFUSED_PAUSE_S = 0.03
 MAP_TIMEOUT_S = 1.0
 """How long one node may take to tell the map before another is asked."""
@@ -66,7 +68,8 @@ class Cluster(Client):
         """Runs one command on the node that has its key."""
         slot = _slot_of(args)
         loop = asyncio.get_running_loop()
-        patience_ends_s = loop.time() + REFUSED_PATIENCE_S
+        refused_at_s: float | None = None
+        redirections = 0
         ask_at: Address | None = None
         while True:
             address = ask_at or await self._address(slot)
@@ -75,13 +78,19 @@ class Cluster(Client):
                 if ask_at is not None:
                     return await _ask(node, args, options)
                 return await node.execute_command(*args, **options)
-            except (AskError, TryAgainError, ClusterDownError) as error:
-                if loop.time() >= patience_ends_s:
+            except AskError as error:
+                redirections += 1
+                if redirections > REDIRECTIONS_MAX:
                     raise
-                if not isinstance(error, TryAgainError):
+                ask_at = self._follow(error, address)
+            except (TryAgainError, ClusterDownError) as error:
+                if refused_at_s is None:
+                    refused_at_s = loop.time()
+                elif loop.time() - refused_at_s >= REFUSED_PATIENCE_S:
+                    raise
+                if isinstance(error, ClusterDownError):
                     ask_at = self._follow(error, address)
-                if isinstance(error, TryAgainError | ClusterDownError):
-                    await asyncio.sleep(REFUSED_PAUSE_S)
+                await asyncio.sleep(REFUSED_PAUSE_S)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError):
                 # Whether it was done is not known: the caller decides.
                 self._outdated = True

@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import redis
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.retry import Retry
 
 from gateway.embedded import EmbeddedRedis
 from gateway.embedded.process import LOOPBACK, free_port, start_child, stop_child
@@ -21,6 +23,7 @@ MASTER = "tidegate-master"
 NODE_TIMEOUT_MS = 1_000
 """After which silence a node counts as failed: short, for the tests' sake."""
 SLOTS = 16_384
+NO_RETRY = Retry(NoBackoff(), 0)
 
 
 def until(ready: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
@@ -41,7 +44,12 @@ def until(ready: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
 def admin(server: EmbeddedRedis) -> Any:
     """A client of one server, for orders to it."""
     return redis.Redis(
-        host=LOOPBACK, port=server.port, password=PASSWORD, decode_responses=True, socket_timeout=5
+        host=LOOPBACK,
+        port=server.port,
+        password=PASSWORD,
+        decode_responses=True,
+        socket_timeout=5,
+        retry=NO_RETRY,
     )
 
 
@@ -183,6 +191,7 @@ class Replicated:
             password=SENTINEL_PASSWORD,
             decode_responses=True,
             socket_timeout=2,
+            retry=NO_RETRY,
         )
 
 

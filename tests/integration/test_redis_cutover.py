@@ -16,7 +16,7 @@ from outbox import keys
 from outbox.relay import Relay, RelayOptions
 from tests.integration.conftest import Stack, token
 from tests.probe import Probe, until
-from tests.processes import Processes
+from tests.processes import Process, Processes
 from tests.traffic import Traffic
 
 
@@ -32,12 +32,17 @@ async def relaying(options: RelayOptions) -> AsyncIterator[Relay]:
         await task
 
 
+async def start(stack: Stack, *names: str) -> list[Process]:
+    """Gateways, all at the same time."""
+    return await asyncio.gather(*(asyncio.to_thread(stack.gateway, name) for name in names))
+
+
 async def test_clients_notice_nothing(
     migrated: str, redis: EmbeddedRedis, processes: Processes
 ) -> None:
     stack = Stack(migrated, redis, processes)
     stack.relay("relay-1")
-    gateways = [stack.gateway("gateway-1"), stack.gateway("gateway-2")]
+    gateways = await start(stack, "gateway-1", "gateway-2")
     rooms = [f"orders:{secrets.token_hex(4)}" for _ in range(8)]
     with EmbeddedRedis() as other:
         new = Stack(migrated, other, processes)
@@ -62,8 +67,8 @@ async def test_clients_notice_nothing(
             await until(complete, "the status says so")
 
             # 2. Gateways roll over to the new one.
-            for number, gateway in enumerate(gateways):
-                successor = await asyncio.to_thread(new.gateway, f"gateway-{number + 3}")
+            successors = await start(new, "gateway-3", "gateway-4")
+            for number, (gateway, successor) in enumerate(zip(gateways, successors, strict=True)):
                 gateway.signal(signal.SIGTERM)
                 await traffic.move(number, successor)
                 await traffic.more(50)
