@@ -184,10 +184,12 @@ class StreamAudit:
     async def _compare_room(self, shard: int, tenant: str, room: str) -> str | None:
         key = keys.room(self._epoch, shard, tenant, room)
         position: int | None = None
-        while entries := await self._entries(key, (position or 0) + 1, None, shard=shard):
+        head_then = 0, 0
+        while entries := await self._entries(key, (position or 0) + 1, None):
             if position is None:
                 position = entries[0][0] - 1
             page = await self._log.page(tenant, room, shard, position, len(entries))
+            head_then = page.seq, page.head
             logged = {message.offset: message for message in page.messages}
             for offset, entry in entries:
                 if offset != position + 1:
@@ -201,9 +203,14 @@ class StreamAudit:
                     break
                 if message is None and offset > page.head:
                     return f"offset {offset} is on its stream and not in the log"
+            if position == page.head:
+                break
         replay = await self._streams.replay(self._epoch, shard, tenant, room, 0, 0)
         if replay is None:
             return None  # not served: the log would be asked
+        seq, head = head_then
+        if seq >= replay.seq and head == replay.top:
+            return None
         top = await self._log.offset_at(tenant, room, replay.seq)
         if top is not None and top != replay.top:
             return f"its stream ends at offset {replay.top}, as of the same seq the log at {top}"
@@ -212,7 +219,7 @@ class StreamAudit:
     # What is in Redis
 
     async def _entries(
-        self, key: str, first: int, last: int | None, count: int = 0, shard: int = 0
+        self, key: str, first: int, last: int | None, count: int = 0
     ) -> list[tuple[int, Message | None]]:
         """A page of a stream: numbers and messages, None for what is no message of ours."""
         client = cast(Any, self._streams.client)
@@ -226,8 +233,8 @@ class StreamAudit:
         elif len(raw) == self._count and size_bytes < PAGE_BYTES // 4:
             self._count = min(self._count * 2, most)
         match = _KEY.fullmatch(key)
-        of_shard = int(match[2]) if match else shard
-        return [(int(id.partition(b"-")[0]), _message(of_shard, fields)) for id, fields in raw]
+        assert match is not None
+        return [(int(id.partition(b"-")[0]), _message(int(match[2]), fields)) for id, fields in raw]
 
     async def _keys(self) -> AsyncIterator[str]:
         for server in await self._streams.client.servers():

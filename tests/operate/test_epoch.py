@@ -175,6 +175,35 @@ async def test_an_older_backup_is_restored(
     assert await asyncio.to_thread(checking.wait, 60) == 0, checking.text()
 
 
+async def test_a_gateway_is_the_only_witness(site: Site) -> None:
+    """Redis was emptied as well: what a gateway has delivered proves that commits are lost."""
+    gateway = await asyncio.to_thread(site.start)
+    site.publish(1)
+    async with Client(gateway.websocket_url) as client:
+        await greeted(client)
+        await client.subscribe(ROOM, since=(0, ""))
+        await client.until_offset(ROOM, 1)
+        relay = site.processes.all["relay-1"]
+        await asyncio.to_thread(relay.stop)
+        site.copy(site.name, f"{site.name}_backup")
+        try:
+            await asyncio.to_thread(relay.restart)
+            site.publish(2, 3)
+            await client.until_offset(ROOM, 3)
+            await asyncio.to_thread(relay.stop)
+            site.copy(f"{site.name}_backup", site.name)
+            with redis_client.Redis.from_url(site.redis_url) as server:
+                server.flushall()
+            await asyncio.to_thread(relay.restart)
+            assert (await told(client, site, client.positions[ROOM]))["offset"] == 1
+            site.publish(22)
+            await client.until_offset(ROOM, 2)
+            assert client.data(ROOM) == [1, 2, 3, 22]
+        finally:
+            with psycopg.connect(site.postgres.dsn(), autocommit=True) as connection:
+                connection.execute(f"DROP DATABASE IF EXISTS {site.name}_backup WITH (FORCE)")
+
+
 async def test_without_a_witness_an_operator_begins_a_new_history(site: Site) -> None:
     """Redis is new, gateways were restarted: only the operator knows that commits are lost."""
     gateway = await asyncio.to_thread(site.start)
