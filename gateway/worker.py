@@ -126,6 +126,7 @@ class Worker:
             lambda: self.consumer.epoch,
             lambda: list(hub.positions),
             time.time,
+            self.consumer.holds,
         )
         await self._registry.renew()
         self._background(self.consumer.run(), "consumer")
@@ -200,6 +201,7 @@ class Worker:
             "host": self.settings.host,
             "port": self.settings.port,
             "pid": os.getpid(),
+            "epoch": self.consumer.epoch,
             "connections": len(self.connections),
             "subscriptions": sum(len(c.session.rooms) for c in self.connections),
             "positions": {str(s): seq for s, seq in self.services.hub.positions.items()},

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from outbox.errors import EpochChanged, Fork
 from outbox.log import Log
 from outbox.streams import Status, Streams
+from outbox.witness import delivered
 
 REFILL_WINDOW = 1_000
 """With how many of a shard's newest messages a bus is started: enough for the gateways' readers to
@@ -60,8 +61,10 @@ async def reconcile(
             errors of Redis that not all shards have come in ``unreached`` instead.
     """
     wanted = sorted(shards)
-    # The order matters: appends follow commits, so no bus ends beyond a head that is read later.
+    # The order matters: appends follow commits and deliveries follow appends, so none of them is
+    # beyond a head that is read later.
     lasts = await streams.last_ids(epoch, wanted)
+    seen = await delivered(streams.client, epoch)
     log_epoch, heads = await read_heads()
     if log_epoch != epoch:
         raise EpochChanged(f"the epoch in Postgres is {log_epoch}, the relay worked with {epoch}")
@@ -71,6 +74,10 @@ async def reconcile(
         head = heads[shard]
         if last > head:
             raise Fork(f"the bus of shard {shard} ends at seq {last}, the log at {head}")
+        if (reached := seen.get(shard, 0)) > head:
+            raise Fork(
+                f"a gateway has delivered shard {shard} up to {reached}, the log ends at {head}"
+            )
         if last < head:
             try:
                 lasts[shard], offered, finished = await _refill(

@@ -31,6 +31,7 @@ from outbox.mirror import Mirror
 from outbox.pump import Backoff, Pace, Pump, Standing
 from outbox.redis_connect import check, connect
 from outbox.streams import StreamLimits, Streams
+from outbox.witness import delivered
 
 STOP_PATIENCE_S = 10.0
 """How long a clean stop may take to finish the batch at hand; the log has what is cut off."""
@@ -124,6 +125,8 @@ class Relay:
         """Asks for a heartbeat at once."""
         self._stopping = asyncio.Event()
         self._troubles: dict[str, str] = {}
+        self._node_away = False
+        """Whether the last heartbeat found a node of a cluster out of reach."""
 
     def health(self) -> RelayHealth:
         """How it stands at this moment; no I/O."""
@@ -277,6 +280,7 @@ class Relay:
             await self._client.renew()
             for warning in await check(self._client):
                 self._trouble("redis setting", warning)
+        self._node_away = False
         await self._client.verify()
         if self._leases is not None and self._serving.is_set():
             held = await self._unless_away(self._leases.renew(), standing.held)
@@ -288,6 +292,8 @@ class Relay:
         elif self._leases is not None:
             standing.held = frozenset()
             await self._leases.release()
+        if not self._node_away:
+            self._over("redis node")
         if not standing.redis_up:
             standing.redis_up = True
             standing.wake.set()
@@ -306,6 +312,11 @@ class Relay:
         if lost and epoch == standing.epoch:
             log.warning("buses lost entries", shards=sorted(lost))
             standing.distrust(lost)
+        seen = await self._unless_away(delivered(self._client, epoch), {})
+        ahead = frozenset(shard for shard, last in known.items() if seen.get(shard, 0) > last)
+        if ahead and epoch == standing.epoch:
+            # Another relay was faster, or Postgres lost commits: reconcile finds out.
+            standing.distrust(ahead)
 
     async def _unless_away(self, asked: Awaitable[T], otherwise: T) -> T:
         """An answer of Redis or, where one node of a cluster is away, what is known already.
@@ -317,12 +328,11 @@ class Relay:
         try:
             # Short enough for the next renewal of the leases to be in time.
             async with asyncio.timeout(self._options.lease_ttl_s / 6):
-                answer = await asked
+                return await asked
         except (RedisError, OSError) as error:
+            self._node_away = True
             self._trouble("redis node", error)
             return otherwise
-        self._over("redis node")
-        return answer
 
     def _redis_failed(self, error: Exception) -> None:
         self._trouble("redis", error)

@@ -1,6 +1,7 @@
 """The relay against real servers: complete, in order and equal to the log, whatever is lost."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -503,6 +504,36 @@ async def test_a_fork_ends_the_epoch(options: RelayOptions, probe: Probe) -> Non
         await until(replaced, "the epoch is replaced")
         await settled(probe)
         assert offsets(await probe.in_room("a")) == [1, 2]
+
+
+async def test_a_gateway_that_is_ahead_of_the_log_ends_the_epoch(
+    options: RelayOptions, probe: Probe
+) -> None:
+    """Redis was emptied when the backup was restored: only a worker's position is left."""
+    async with running(options) as relay:
+        await serves_all(relay, probe)
+        await probe.publish("a", "a")
+        await settled(probe)
+        before, shard = probe.epoch, probe.shard("a")
+
+        async def tell(epoch: str, position: int) -> None:
+            line = {"epoch": epoch, "positions": {str(shard): position}}
+            await probe.client.hset(keys.GATEWAYS, "worker", json.dumps(line))
+
+        await tell("of another history", 99)
+        await tell(before, 2)
+        await probe.publish("a")
+        await settled(probe)
+        assert await probe.streams.epoch() == before
+        await tell(before, 4)
+
+        async def replaced() -> bool:
+            return await probe.streams.epoch() not in (None, before)
+
+        await until(replaced, "the epoch is replaced")
+        await probe.publish("a")
+        await settled(probe)
+        await published(probe)
 
 
 async def test_an_epoch_replaced_by_hand_is_followed(options: RelayOptions, probe: Probe) -> None:
