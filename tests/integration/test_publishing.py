@@ -163,10 +163,11 @@ def test_a_pipeline(conn: Conn, other: Conn) -> None:
 
 
 def test_an_earlier_error_in_a_pipeline_is_not_taken_for_a_refusal(conn: Conn) -> None:
-    with conn.pipeline():
+    # Which of the two comes first depends on how much of the pipeline was sent by then.
+    earlier = (psycopg.errors.InvalidTextRepresentation, psycopg.errors.PipelineAborted)
+    with pytest.raises(earlier), conn.pipeline():
         conn.execute("SELECT 'x'::int")
-        with pytest.raises(psycopg.errors.InvalidTextRepresentation):
-            publish(conn, "room", 1)
+        publish(conn, "room", 1)
     conn.rollback()
     with pytest.raises(Rejected, match="payload has 1048577 bytes"), conn.pipeline():
         publish(conn, "room", RawJSON(f'"{"a" * (MIB - 1)}"'))
