@@ -7,7 +7,7 @@ redeliver to.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from redis.asyncio.connection import AbstractConnection
@@ -20,7 +20,10 @@ from outbox.redis_client import Client
 from outbox.redis_url import Address
 
 READ_COUNT = 500
-"""Entries per shard and read."""
+"""Most entries per shard and read."""
+FIRST_READ_COUNT = 32
+READ_BYTES = 8_388_608
+"""About as much a read should bring at most: payloads may have a megabyte each."""
 BLOCK_S = 2.0
 """How long a read waits in Redis."""
 ANSWER_S = 3.0
@@ -63,6 +66,7 @@ class Lane:
         self._connection: AbstractConnection
         self._wake = asyncio.Event()
         self._client_id = 0
+        self._count = FIRST_READ_COUNT
         self._reading: frozenset[int] = frozenset()
 
     async def run(self) -> NoReturn:
@@ -124,6 +128,7 @@ class Lane:
                 await self._ask()
             async with asyncio.timeout(BLOCK_S + ANSWER_S):
                 answer = await self._response()
+            self._adapt(answer or ())
             # The next read is under way while this one is delivered, unless something has to be
             # looked at first.
             shards = {bus.encode(): shard for shard, bus in self.joined.items()}
@@ -144,10 +149,18 @@ class Lane:
                 bus = self.joined[shard] = keys.bus(self._epoch, shard)
                 await self._call("XGROUP", "CREATE", bus, self.group, f"{position}-0", "MKSTREAM")
 
+    def _adapt(self, answer: Iterable[Any]) -> None:
+        """Ask for more at once while entries are small, for less when they are large."""
+        size_bytes = sum(len(fields[-1]) for _, entries in answer for _, fields in entries)
+        if size_bytes > READ_BYTES:
+            self._count = max(1, self._count * READ_BYTES // size_bytes)
+        elif size_bytes < READ_BYTES // 2:
+            self._count = min(READ_COUNT, self._count * 2)
+
     async def _ask(self) -> None:
         buses = [bus for _, bus in sorted(self.joined.items())]
         await self._send(
-            *("XREADGROUP", "GROUP", self.group, "c", "COUNT", READ_COUNT),
+            *("XREADGROUP", "GROUP", self.group, "c", "COUNT", self._count),
             *("BLOCK", int(BLOCK_S * 1000), "NOACK", "STREAMS", *buses, *[">"] * len(buses)),
         )
         self._reading = frozenset(self.joined)
