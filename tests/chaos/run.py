@@ -43,6 +43,8 @@ async def run(
     trial = Trial(cluster, seed, tenants=TENANTS, rooms=ROOMS)
     injected: list[Injected] = []
     troubles: list[str] = []
+    # Healing may take longer than the schedule has it.
+    turns = {fault.target: asyncio.Lock() for fault in faults}
     supervising = asyncio.create_task(cluster.supervise())
     try:
         await trial.arrive(TENANTS, "steady")
@@ -53,7 +55,9 @@ async def run(
         async with trial.churning(churners), asyncio.TaskGroup() as group:
             for fault in faults:
                 await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
-                group.create_task(_one(fault, trial, injected, troubles, started, say))
+                group.create_task(
+                    _one(fault, trial, turns[fault.target], injected, troubles, started, say)
+                )
             await asyncio.sleep(max(0.0, started + duration_s - time.monotonic()))
         cluster.heal()
         say("all faults are healed; waiting until everything has come to rest")
@@ -84,19 +88,21 @@ async def run(
 async def _one(
     fault: Fault,
     trial: Trial,
+    turn: asyncio.Lock,
     injected: list[Injected],
     troubles: list[str],
     started: float,
     say: Say,
 ) -> None:
-    say(str(fault))
-    began_s = time.monotonic() - started
-    try:
-        async with inject(fault, trial):
-            await asyncio.sleep(fault.lasts_s)
-    except Exception as error:
-        # The run goes on: what it finds may explain it.
-        troubles.append(f"{fault}: {type(error).__name__}: {error}")
+    async with turn:
+        say(str(fault))
+        began_s = time.monotonic() - started
+        try:
+            async with inject(fault, trial):
+                await asyncio.sleep(fault.lasts_s)
+        except Exception as error:
+            # The run goes on: what it finds may explain it.
+            troubles.append(f"{fault}: {type(error).__name__}: {error}")
     injected.append(Injected(fault, began_s, time.monotonic() - started))
 
 

@@ -42,8 +42,7 @@ def visits_moved(members: list[Member]) -> int:
 async def test_killed_under_traffic(trial: Trial, cluster: Cluster) -> None:
     await trial.arrive(6)
     trial.write()
-    for turn in range(4):
-        gateway = cluster.gateways[turn % 2]
+    for gateway in cluster.gateways:
         await trial.written(20)
         await asyncio.to_thread(gateway.kill)
         await trial.written(20)
@@ -248,12 +247,12 @@ async def test_slow_clients_get_everything(trial: Trial) -> None:
     """Push turns into pull when their buffers are full; the others notice nothing."""
     slow = await trial.arrive(2, "slow", pause_s=0.4)
     quick = await trial.arrive(2)
-    for _ in range(10):
+    for _ in range(5):
         await trial.publish(*trial.rooms * 5)
         await trial.delivered(60, *quick)
     text = "y" * 20_000
     for room in trial.rooms[:2]:
-        await publish_large(trial, room, text, 40)
+        await publish_large(trial, room, text, 20)
     await trial.delivered(60, *quick)
     await trial.delivered(200, *slow)
     await good(trial)

@@ -42,7 +42,7 @@ async def holder(trial: Trial, cluster: Cluster) -> Process:
 async def test_killed_again_and_again(trial: Trial, cluster: Cluster) -> None:
     await trial.arrive(4)
     trial.write()
-    for _ in range(4):
+    for _ in range(2):
         relay = await holder(trial, cluster)
         await trial.written(20)
         await asyncio.to_thread(relay.kill)
@@ -69,7 +69,7 @@ async def test_both_killed_at_once(trial: Trial, cluster: Cluster) -> None:
 async def test_stopped_past_the_lease_and_continued(trial: Trial, cluster: Cluster) -> None:
     await trial.arrive(4)
     trial.write()
-    for _ in range(3):
+    for _ in range(2):
         relay = await holder(trial, cluster)
         await trial.written(20)
         relay.signal(signal.SIGSTOP)
@@ -141,7 +141,7 @@ async def test_backends_are_terminated_in_a_loop(trial: Trial, cluster: Cluster)
     await trial.arrive(4)
     trial.write()
     terminated = 0
-    while terminated < 60:
+    while terminated < 40:
         await trial.written(3)
         terminated += await cluster.terminate_backends()
     await trial.delivered()
@@ -167,7 +167,7 @@ async def test_leases_that_contradict_each_other(trial: Trial, cluster: Cluster)
     await trial.arrive(4)
     trial.write(4, pause_s=0.01)
     async with cluster.client() as client:
-        for _ in range(15):
+        for _ in range(10):
             await trial.written(8)
             first, second = trial.random.sample(cluster.relays, 2)
             first.signal(signal.SIGSTOP)
