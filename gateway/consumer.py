@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AskError, RedisError, ResponseError
 
 from gateway.feed import Feed
 from gateway.hub import Hub
@@ -196,7 +196,9 @@ class Consumer:
                 await lane.run()
             except (RedisError, OSError, OutboxError) as error:
                 progressed = lane.was_connected
-                if progressed or failures == 0:
+                if isinstance(error, AskError):
+                    log.info("bus is on another node", shard=key, slot_and_node=str(error))
+                elif progressed or failures == 0:
                     log.warning(
                         "bus read failed",
                         shard="all" if key == ALL else key,

@@ -237,7 +237,7 @@ class Clustered:
             order(master, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
         for server in self.servers:
             self._ids[order(server, "CLUSTER", "MYID")] = server
-            bus_port = int(order(server, "CONFIG", "GET", "cluster-port")["cluster-port"])
+            bus_port = int(order(server, "CONFIG GET", "cluster-port")["cluster-port"])
             order(masters[0], "CLUSTER", "MEET", LOOPBACK, server.port, bus_port)
         for server in self.servers:
             until(lambda server=server: len(self._nodes(server)) == 6, "all nodes have met")
@@ -323,6 +323,15 @@ class Migration:
                 *("MIGRATE", LOOPBACK, self._target.port, key, 0, 5_000, "AUTH", PASSWORD),
             )
         return len(moved)
+
+    def at_once(self) -> None:
+        """The whole move in one, by the servers themselves. Raises redis.ResponseError if they
+        cannot: Valkey can from version 9 on."""
+        target = self._cluster.id_of(self._target)
+        order(
+            self._source,
+            *("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", self._slot, self._slot, "NODE", target),
+        )
 
     def close(self) -> None:
         """Moves what is left, then has all masters know the new owner."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import psycopg
 import pytest
+from redis.exceptions import ResponseError
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from gateway.status import read_status
@@ -29,6 +30,7 @@ from tests.redis_setups import (
     order,
     readers,
 )
+from tests.requirements import lacking
 from tests.traffic import TENANT, Traffic
 
 SHARDS = 16
@@ -181,6 +183,22 @@ async def test_a_slot_moves_under_traffic(running: Running, rooms: list[str]) ->
         await asyncio.to_thread(move.close)
         assert running.cluster.owner(bus) is target
         await traffic.more(300)
+        await traffic.settle()
+
+
+async def test_a_slot_moves_all_at_once(running: Running, rooms: list[str]) -> None:
+    bus = running.bus(rooms[0])
+    source = running.cluster.owner(bus)
+    target = next(one for one in running.cluster.masters() if one is not source)
+    async with running.traffic(rooms) as traffic:
+        await traffic.more(50)
+        try:
+            Migration(running.cluster, bus, target).at_once()
+        except ResponseError as error:
+            await traffic.settle()
+            lacking("atomic-slot-migration", f"the server cannot move a slot at once ({error})")
+        await until(lambda: running.cluster.owner(bus) is target, "the slot has moved")
+        await traffic.more(200)
         await traffic.settle()
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.embedded import EmbeddedRedis
 from gateway.status import read_status
 from outbox.redis_connect import connect
-from outbox.streams import Streams
 from tests.integration.conftest import Stack, token
 from tests.probe import until
 from tests.processes import Process, Processes
@@ -51,9 +51,18 @@ async def until_named(replicated: Replicated, server: EmbeddedRedis) -> None:
     )
 
 
+async def names_no_unknown_master(replicated: Replicated) -> None:
+    stranger = connect(replicated.url.replace("/tidegate-master/", "/unknown/"))
+    with pytest.raises(RedisConnectionError, match="named the master 'unknown'") as caught:
+        await stranger.ping()
+    assert "password" not in str(caught.value)
+    await stranger.aclose()
+
+
 async def test_a_replica_that_lags_by_many_entries_becomes_the_master(
     running: Stack, replicated: Replicated
 ) -> None:
+    await names_no_unknown_master(replicated)
     async with traffic_of(running) as traffic:
         await traffic.more(100)
         master, replica = replicated.server("master"), replicated.server("slave")
@@ -86,39 +95,3 @@ async def test_a_master_that_hung_comes_back_beside_its_successor(
         await traffic.more(200)
         assert readers(old) == 0
         await traffic.settle()
-
-
-async def test_a_client_leaves_a_master_that_the_sentinels_have_replaced(
-    replicated: Replicated,
-) -> None:
-    stranger = connect(replicated.url.replace("/tidegate-master/", "/unknown/"))
-    with pytest.raises(Exception, match="no sentinel named the master 'unknown'") as caught:
-        await stranger.ping()
-    assert "password" not in str(caught.value)
-    await stranger.aclose()
-
-    client = connect(replicated.url)
-    streams = Streams(client)
-    try:
-        await streams.set_epoch("first")
-        connection = await client.dedicated("any")
-        await connection.connect()
-        assert not client.is_stale(connection)
-        old, new = replicated.server("master"), replicated.server("slave")
-        old.kill()
-
-        async def set_again() -> bool:
-            try:
-                await client.verify()
-                await streams.set_epoch("second")
-            except Exception:
-                return False
-            return True
-
-        await until(set_again, "the client has found the new master")
-        assert client.is_stale(connection)
-        await connection.disconnect()
-        assert await streams.epoch() == "second"
-        assert new is replicated.server("master")
-    finally:
-        await client.aclose()

@@ -59,6 +59,12 @@ def test_settings_are_immutable() -> None:
             "must be like redis://host:6379/0, rediss://…, unix:///path, "
             "redis+sentinel://host:26379,…/master or redis+cluster://host:6379,…",
         ),
+        ("REDIS_URL", "redis+cluster://a,b/1", "names a database: a cluster has only the one"),
+        (
+            "REDIS_URL_ALSO",
+            "redis+sentinel://:word@host",
+            "has no name of a master: redis+sentinel://host:26379/master",
+        ),
         (
             "TOKEN_HMAC_SECRET",
             "tooshort",
