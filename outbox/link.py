@@ -55,7 +55,9 @@ async def is_working(conninfo: str, pid: int) -> bool:
             connection = await database.connect(conninfo, application_name="tidegate-relay-look")
             try:
                 cursor = await connection.execute(
-                    "SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s", (pid,)
+                    "SELECT coalesce(state, '') NOT LIKE 'idle%%' FROM pg_stat_activity "
+                    "WHERE pid = %s",
+                    (pid,),
                 )
                 row = await cursor.fetchone()
             finally:

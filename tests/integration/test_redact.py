@@ -155,6 +155,26 @@ async def test_without_a_relay_it_says_what_is_outstanding(
     assert await redact(order, print) == []
 
 
+async def test_without_redis_the_log_is_redacted_and_the_rest_is_outstanding(
+    stack: Stack, room: str
+) -> None:
+    stack.relay()
+    gateway = await asyncio.to_thread(stack.gateway)
+    async with Client(gateway.websocket_url) as client:
+        await greeted(client)
+        await client.subscribe(room, since=(0, ""))
+        publish(stack, room, SECRET)
+        await client.until_offset(room, 1)
+        stack.redis.kill()
+        said = await redact(stack, room, 1, code=1)
+        assert "is a tombstone" in said
+        assert "Redis cannot be asked" in said
+        await asyncio.to_thread(stack.redis.restart)
+        await client.until_offset(room, 2)
+        assert "was already a tombstone" in await redact(stack, room, 1)
+        assert in_redis(stack) == []
+
+
 @pytest.mark.parametrize("appended", [0, 1, 2, 3])
 async def test_a_relay_that_wakes_with_the_content_in_its_hands(
     stack: Stack, probe: Probe, appended: int
