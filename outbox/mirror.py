@@ -13,9 +13,9 @@ from redis.exceptions import RedisError
 from outbox import database
 from outbox.errors import EpochChanged, Fork, OutboxError
 from outbox.log import Log
-from outbox.pump import Backoff, Journal, Standing
 from outbox.reconcile import reconcile
 from outbox.redis_connect import check, connect
+from outbox.standing import Backoff, Journal, Standing
 from outbox.streams import StreamLimits, Streams
 
 LOOK_INTERVAL_S = 1.0

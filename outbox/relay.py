@@ -28,8 +28,9 @@ from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
 from outbox.link import Watch, is_working
 from outbox.log import Log
 from outbox.mirror import Mirror
-from outbox.pump import Backoff, Pace, Pump, Standing
+from outbox.pump import Pump
 from outbox.redis_connect import check, connect
+from outbox.standing import Backoff, Pace, Standing
 from outbox.streams import StreamLimits, Streams
 from outbox.witness import delivered
 

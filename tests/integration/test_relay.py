@@ -21,8 +21,8 @@ from outbox import keys
 from outbox.errors import SchemaMismatch, UnsupportedServer
 from outbox.lease import Leases, read_leases
 from outbox.migrations import migrate
-from outbox.pump import Pace
 from outbox.relay import Relay, RelayOptions
+from outbox.standing import Pace
 from tests.probe import Probe, offsets, seqs, until
 from tests.processes import Processes
 
