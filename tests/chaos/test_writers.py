@@ -4,12 +4,13 @@ import asyncio
 import importlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import LiteralString
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.chaos.cluster import Cluster
@@ -181,38 +182,38 @@ async def test_pgbouncer_between_publishers_and_postgres(
             await trial.close()
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def without_relays(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """The cluster, whose relays leave the database to others."""
+    for relay in cluster.relays:
+        await asyncio.to_thread(relay.stop)
+    yield cluster
+    for relay in cluster.relays:
+        await asyncio.to_thread(relay.restart)
+
+
 async def test_pgbouncer_between_all_processes_and_postgres(
-    cluster: Cluster, tmp_path: Path, seed: int, require: Callable[[str], str]
+    without_relays: Cluster, tmp_path: Path, seed: int, require: Callable[[str], str]
 ) -> None:
     """Relays poll, and say so once. Every other promise holds."""
-    with (
-        EmbeddedRedis() as redis,
-        pgbouncer(require("pgbouncer"), cluster.dsn, servers=12) as pooled,
-    ):
-        # The other relays of this database must not take the messages.
-        for relay in cluster.relays:
-            await asyncio.to_thread(relay.stop)
-        pooled_cluster = Cluster(
-            tmp_path / "processes", cluster.postgres, cluster.dsn, redis, through=pooled
-        )
-        async with pooled_cluster:
-            trial = Trial(pooled_cluster, seed)
+    postgres, dsn = without_relays.postgres, without_relays.dsn
+    with EmbeddedRedis() as redis, pgbouncer(require("pgbouncer"), dsn, servers=12) as pooled:
+        async with Cluster(tmp_path / "processes", postgres, dsn, redis, through=pooled) as cluster:
+            trial = Trial(cluster, seed)
             try:
                 await trial.arrive(4)
                 trial.write(4)
                 await trial.written(100)
                 await trial.delivered()
-                await asyncio.to_thread(pooled_cluster.relays[0].kill)
+                await asyncio.to_thread(cluster.relays[0].kill)
                 await trial.written(50)
                 await trial.delivered()
-                async with pooled_cluster.client() as client:
+                async with cluster.client() as client:
                     await client.flushall()
                 await trial.written(50)
                 await good(trial)
             finally:
                 await trial.close()
-            for relay in pooled_cluster.relays:
-                assert pooled_cluster.logged("doorbell is off: polling", [relay]) == 1
-        pooled_cluster.processes.check_logs()
-    for relay in cluster.relays:
-        await asyncio.to_thread(relay.restart)
+            for relay in cluster.relays:
+                assert cluster.logged("doorbell is off: polling", [relay]) == 1
+        cluster.processes.check_logs()
