@@ -249,6 +249,8 @@ async def test_one_connection_for_each_shard_that_is_watched(
         assert len(found.shards) == SHARDS
         assert len(found.gateways) == 2
         await traffic.settle()
+    verify = running.stack.processes.start("verify", "verify", **running.stack.settings)
+    assert await asyncio.to_thread(verify.wait, 30) == 0, verify.text()
     for gateway in running.gateways:
         gateway.signal(signal.SIGTERM)
         assert gateway.wait(20) == 0
