@@ -12,7 +12,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.chaos.client import AlertClient
 from tests.chaos.cluster import Cluster
 from tests.chaos.proxy import Link
-from tests.chaos.test_redis import good
 from tests.chaos.trial import Trial, within
 from tests.processes import Process
 from tests.system.crowd import Member
@@ -48,7 +47,7 @@ async def test_killed_under_traffic(trial: Trial, cluster: Cluster) -> None:
         await trial.written(20)
         await trial.delivered()
         await cluster.restart(gateway)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_stopped_and_continued(trial: Trial, cluster: Cluster) -> None:
@@ -61,7 +60,7 @@ async def test_stopped_and_continued(trial: Trial, cluster: Cluster) -> None:
         await trial.written(20)
         await trial.delivered()
         gateway.signal(signal.SIGCONT)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_drained_under_traffic(trial: Trial, cluster: Cluster) -> None:
@@ -98,7 +97,7 @@ async def test_drained_under_traffic(trial: Trial, cluster: Cluster) -> None:
     rude.transport.abort()
     await cluster.restart(gateway)
     await trial.written(20)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def rude_client(trial: Trial, gateway: Process) -> ClientConnection:
@@ -134,7 +133,7 @@ async def test_cut_from_redis(trial: Trial, cluster: Cluster) -> None:
         link.heal()
         await trial.delivered(DETECTED_S)
         assert visits_moved(members) == closed
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_half_open_reader_beside_its_successor(trial: Trial, cluster: Cluster) -> None:
@@ -150,7 +149,7 @@ async def test_a_half_open_reader_beside_its_successor(trial: Trial, cluster: Cl
     assert visits_moved(members) == 0
     await trial.publish(*trial.rooms)
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_cut_from_postgres(trial: Trial, cluster: Cluster) -> None:
@@ -172,7 +171,7 @@ async def test_cut_from_postgres(trial: Trial, cluster: Cluster) -> None:
     for link in cluster.to_postgres(cluster.gateways):
         link.heal()
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_short_lived_clients_beside_stable_ones(trial: Trial) -> None:
@@ -184,7 +183,7 @@ async def test_short_lived_clients_beside_stable_ones(trial: Trial) -> None:
 
     async with trial.churning(25):
         assert await within(120, three_hundred)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_crowd_costs_redis_no_connections_and_postgres_few(
@@ -240,7 +239,7 @@ async def test_a_crowd_costs_redis_no_connections_and_postgres_few(
     unshared = CROWD * len(rooms) * MISSED // PAGE
     print(f"{done} reads of the log; {unshared} if each client read for itself")
     assert 0 < done < unshared / 4
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_slow_clients_get_everything(trial: Trial) -> None:
@@ -255,7 +254,7 @@ async def test_slow_clients_get_everything(trial: Trial) -> None:
         await publish_large(trial, room, text, 20)
     await trial.delivered(60, *quick)
     await trial.delivered(200, *slow)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def publish_large(trial: Trial, room: tuple[str, str], text: str, count: int) -> None:
@@ -282,4 +281,4 @@ async def test_links_of_clients_fail(trial: Trial) -> None:
         await trial.delivered(60, *members[4:])
         for member in members[:4]:
             trial.links[member.name].heal()
-    await good(trial)
+    await trial.must_be_good()

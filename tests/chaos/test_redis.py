@@ -21,18 +21,12 @@ IDLE_S = 12.0
 TIMEOUT = r"TimeoutError|[Tt]imeout reading|timed out"
 
 
-async def good(trial: Trial) -> None:
-    """The end of every test here."""
-    verdict = await trial.verdict()
-    assert verdict.good, str(verdict)
-
-
 async def test_nothing_happens(trial: Trial) -> None:
     """What the others are compared with."""
     await trial.arrive(4)
     trial.write()
     await trial.written(100)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_stall_of_12_seconds(trial: Trial, cluster: Cluster) -> None:
@@ -47,7 +41,7 @@ async def test_a_stall_of_12_seconds(trial: Trial, cluster: Cluster) -> None:
         os.kill(cluster.redis.pid, signal.SIGCONT)
     await trial.written(50)
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_restart_without_persistence(trial: Trial, cluster: Cluster) -> None:
@@ -60,7 +54,7 @@ async def test_a_restart_without_persistence(trial: Trial, cluster: Cluster) -> 
         await asyncio.to_thread(cluster.redis.restart)
         await trial.written(30)
         await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_flushall_again_and_again(trial: Trial, cluster: Cluster) -> None:
@@ -70,7 +64,7 @@ async def test_flushall_again_and_again(trial: Trial, cluster: Cluster) -> None:
         for _ in range(10):
             await trial.written(10)
             await client.flushall()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_flushall_and_then_silence(trial: Trial, cluster: Cluster) -> None:
@@ -90,7 +84,7 @@ async def test_flushall_and_then_silence(trial: Trial, cluster: Cluster) -> None
     await trial.arrive(2, late=True)
     await trial.publish(trial.rooms[0])
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_single_keys_are_deleted(trial: Trial, cluster: Cluster) -> None:
@@ -106,7 +100,7 @@ async def test_single_keys_are_deleted(trial: Trial, cluster: Cluster) -> None:
                 await client.delete(key)
             await trial.written(5)
             await client.delete("tg:epoch")
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_groups_are_destroyed_under_blocked_readers(trial: Trial, cluster: Cluster) -> None:
@@ -123,7 +117,7 @@ async def test_groups_are_destroyed_under_blocked_readers(trial: Trial, cluster:
             await trial.publish(*trial.rooms)
             await trial.delivered()
     assert destroyed >= 10
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_streams_that_are_shorter_than_what_was_delivered(
@@ -149,7 +143,7 @@ async def test_streams_that_are_shorter_than_what_was_delivered(
     for relay in cluster.relays:
         relay.signal(signal.SIGCONT)
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_full_redis(trial: Trial, cluster: Cluster) -> None:
@@ -175,7 +169,7 @@ async def test_a_full_redis(trial: Trial, cluster: Cluster) -> None:
             finally:
                 await client.config_set("maxmemory", "0")
             await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_streams_are_evicted(trial: Trial, cluster: Cluster) -> None:
@@ -196,7 +190,7 @@ async def test_streams_are_evicted(trial: Trial, cluster: Cluster) -> None:
             await client.config_set("maxmemory-policy", "noeviction")
         assert (await client.info("stats"))["evicted_keys"] > evicted
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_nothing_times_out_while_nothing_happens(trial: Trial, cluster: Cluster) -> None:
@@ -209,7 +203,7 @@ async def test_nothing_times_out_while_nothing_happens(trial: Trial, cluster: Cl
     await trial.publish(*trial.rooms)
     await trial.delivered(5)
     assert cluster.logged(TIMEOUT) == timeouts
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_connections_are_killed_in_a_loop(trial: Trial, cluster: Cluster) -> None:
@@ -220,7 +214,7 @@ async def test_connections_are_killed_in_a_loop(trial: Trial, cluster: Cluster) 
             await trial.written(2)
             await client.client_kill_filter(_type="normal", skipme=True)
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_links_are_reset_in_a_loop(trial: Trial, cluster: Cluster) -> None:
@@ -230,7 +224,7 @@ async def test_links_are_reset_in_a_loop(trial: Trial, cluster: Cluster) -> None
         await trial.written(2)
         trial.random.choice(cluster.to_redis()).cut()
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_replica_without_the_tail_is_promoted(trial: Trial, cluster: Cluster) -> None:
@@ -247,7 +241,7 @@ async def test_a_replica_without_the_tail_is_promoted(trial: Trial, cluster: Clu
                 await fail_over(trial, cluster, primary, replica, replication)
                 await trial.written(50)
                 await trial.delivered()
-            await good(trial)
+            await trial.must_be_good()
         finally:
             cluster.redis = first
             for link in cluster.to_redis():
@@ -325,4 +319,4 @@ async def test_the_bus_is_trimmed_under_a_stopped_gateway(trial: Trial, cluster:
         gateway.signal(signal.SIGCONT)
     await trial.delivered()
     assert cluster.logged("hole in a bus", [gateway]) > filled
-    await good(trial)
+    await trial.must_be_good()

@@ -10,7 +10,6 @@ from outbox.lease import read_leases
 from outbox.sharding import shard_of
 from tests.chaos.cluster import Cluster
 from tests.chaos.proxy import Link
-from tests.chaos.test_redis import good
 from tests.chaos.trial import Trial, within
 from tests.processes import Process
 
@@ -50,7 +49,7 @@ async def test_killed_again_and_again(trial: Trial, cluster: Cluster) -> None:
         # The other one has taken over.
         await trial.delivered()
         await asyncio.to_thread(relay.restart)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_both_killed_at_once(trial: Trial, cluster: Cluster) -> None:
@@ -63,7 +62,7 @@ async def test_both_killed_at_once(trial: Trial, cluster: Cluster) -> None:
         await trial.written(30)
         for relay in cluster.relays:
             await asyncio.to_thread(relay.restart)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_stopped_past_the_lease_and_continued(trial: Trial, cluster: Cluster) -> None:
@@ -77,7 +76,7 @@ async def test_stopped_past_the_lease_and_continued(trial: Trial, cluster: Clust
         await trial.written(20)
         await trial.delivered()
         relay.signal(signal.SIGCONT)
-    await good(trial)
+    await trial.must_be_good()
 
 
 @pytest.mark.parametrize("fault", [Link.freeze, Link.black_hole, Link.refuse, Link.half_open])
@@ -94,7 +93,7 @@ async def test_cut_from_redis(trial: Trial, cluster: Cluster, fault: Fault) -> N
     link.heal()
     await shared(cluster)
     await trial.written(20)
-    await good(trial)
+    await trial.must_be_good()
 
 
 @pytest.mark.parametrize("fault", [Link.freeze, Link.black_hole, Link.refuse, Link.half_open])
@@ -110,7 +109,7 @@ async def test_cut_from_postgres(trial: Trial, cluster: Cluster, fault: Fault) -
     link.heal()
     await shared(cluster)
     await trial.written(20)
-    await good(trial)
+    await trial.must_be_good()
 
 
 @pytest.mark.parametrize("fault", [Link.freeze, Link.black_hole, Link.refuse, Link.half_open])
@@ -134,7 +133,7 @@ async def test_cut_from_postgres_while_asleep(trial: Trial, cluster: Cluster, fa
     await trial.delivered()
     link.heal()
     await shared(cluster)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_backends_are_terminated_in_a_loop(trial: Trial, cluster: Cluster) -> None:
@@ -145,7 +144,7 @@ async def test_backends_are_terminated_in_a_loop(trial: Trial, cluster: Cluster)
         await trial.written(3)
         terminated += await cluster.terminate_backends()
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_postgres_restarts(trial: Trial, cluster: Cluster) -> None:
@@ -158,7 +157,7 @@ async def test_postgres_restarts(trial: Trial, cluster: Cluster) -> None:
     await asyncio.to_thread(cluster.postgres.kill)
     await asyncio.to_thread(cluster.postgres.restart)
     await trial.written(50)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_leases_that_contradict_each_other(trial: Trial, cluster: Cluster) -> None:
@@ -178,7 +177,7 @@ async def test_leases_that_contradict_each_other(trial: Trial, cluster: Cluster)
             await client.delete("tg:{relay}:leases", "tg:{relay}:relays")
             await trial.written(8)
             second.signal(signal.SIGCONT)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_writers_need_no_relay(trial: Trial, cluster: Cluster) -> None:
@@ -201,4 +200,4 @@ async def test_writers_need_no_relay(trial: Trial, cluster: Cluster) -> None:
     for relay in cluster.relays:
         await asyncio.to_thread(relay.restart)
     await trial.delivered()
-    await good(trial)
+    await trial.must_be_good()

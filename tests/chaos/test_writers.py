@@ -14,7 +14,6 @@ import pytest_asyncio
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from tests.chaos.cluster import Cluster
-from tests.chaos.test_redis import good
 from tests.chaos.trial import Trial, within
 from tests.pgbouncer import pgbouncer
 from tests.processes import Processes
@@ -34,7 +33,7 @@ async def test_many_writers_with_roll_backs_and_delays(trial: Trial, cluster: Cl
     await trial.written(300)
     await asyncio.to_thread(cluster.relays[0].restart)
     await trial.written(300)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_transactions_that_stay_open(
@@ -62,7 +61,7 @@ async def test_transactions_that_stay_open(
         await trial.delivered(PROMPTLY_S)
         await inserted.rollback()
         await elsewhere.rollback()
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_a_lower_id_whose_transaction_id_comes_late(trial: Trial, cluster: Cluster) -> None:
@@ -82,7 +81,7 @@ async def test_a_lower_id_whose_transaction_id_comes_late(trial: Trial, cluster:
         )
         trial.record(txid, [(key, data)], inserted_at)
         await trial.delivered(PROMPTLY_S)
-    await good(trial)
+    await trial.must_be_good()
 
 
 async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
@@ -107,7 +106,7 @@ async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
                 await trial.written(50)
                 await asyncio.to_thread(cluster.relays[0].restart)
                 await cluster.sql("ROLLBACK PREPARED 'held'")
-                await good(trial)
+                await trial.must_be_good()
             finally:
                 await trial.close()
             assert cluster.logged("doorbell is off: polling", cluster.relays[1:]) == 1
@@ -117,6 +116,7 @@ async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
 PORTIONS = (10_000, 80_000, 10_000)
 """What is read for the first and for the last portion is compared."""
 TRANSACTION = 250
+STATISTICS_S = 1.2
 
 
 async def test_a_snapshot_held_while_100_000_messages_pass(
@@ -147,12 +147,22 @@ async def test_a_snapshot_held_while_100_000_messages_pass(
                 )
             sent += portion
 
-            async def counted(sent: int = sent) -> bool:
-                """Whether the statistics, which come late, know of all that the relay did."""
-                return sent == await number(
-                    "SELECT n_tup_del FROM pg_stat_all_tables "
-                    "WHERE relid = 'tidegate.outbox'::regclass"
-                )
+            async def counted() -> bool:
+                """Whether the statistics know of all that the relay did. Its server tells them at
+                the end of a transaction, but no more often than once in a second."""
+                nonlocal sent
+                deadline = time.monotonic() + STATISTICS_S
+                while time.monotonic() < deadline:
+                    deleted = await number(
+                        "SELECT n_tup_del FROM pg_stat_all_tables "
+                        "WHERE relid = 'tidegate.outbox'::regclass"
+                    )
+                    if deleted == sent:
+                        return True
+                    await asyncio.sleep(0.05)
+                await writer.execute("SELECT tidegate.publish('acme', 'room-0', '{}')")
+                sent += 1
+                return False
 
             assert await within(90, counted)
             now = await number(
@@ -177,7 +187,7 @@ async def test_pgbouncer_between_publishers_and_postgres(
             trial.write(12, pause_s=0.2)
             await trial.written(300)
             await trial.delivered()
-            await good(trial)
+            await trial.must_be_good()
         finally:
             await trial.close()
 
@@ -211,7 +221,7 @@ async def test_pgbouncer_between_all_processes_and_postgres(
                 async with cluster.client() as client:
                     await client.flushall()
                 await trial.written(50)
-                await good(trial)
+                await trial.must_be_good()
             finally:
                 await trial.close()
             for relay in cluster.relays:

@@ -240,6 +240,12 @@ class Trial:
             tuple(unsettled),
         )
 
+    async def must_be_good(self) -> None:
+        """Fails with what is wrong, if anything is."""
+        verdict = await self.verdict()
+        if not verdict.good:
+            raise AssertionError(str(verdict))
+
     async def _rows(self) -> list[tuple[Key, int, str]]:
         rows = await self.cluster.sql(
             'SELECT tenant, room, "offset", txid::text, payload::text FROM tidegate.message '
