@@ -6,7 +6,7 @@ of the present one.
 """
 
 EPOCH = "tg:epoch"
-"""String: the epoch that relays write. Gateways look here after each read."""
+"""String: the epoch that relays write. Gateways look here once a second."""
 
 LEASES = "tg:{relay}:leases"
 """Hash: shard → ``<relay id> <expiry, ms>``."""
