@@ -11,6 +11,7 @@ from typing import Any, cast
 import psycopg
 from redis.asyncio import Redis
 
+from outbox import tasks
 from tests.chaos.cluster import Cluster, could_not_start
 from tests.chaos.proxy import Link
 from tests.chaos.schedule import Fault
@@ -81,10 +82,9 @@ async def _repeat(act: Callable[[], Any]) -> None:
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    (outcome,) = await asyncio.gather(task, return_exceptions=True)
-    if isinstance(outcome, Exception):
-        raise outcome
+    await tasks.end((task,))
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
 
 
 @asynccontextmanager
