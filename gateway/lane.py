@@ -16,8 +16,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from gateway.feed import Feed
 from outbox import keys
-from outbox.redis_client import Client
-from outbox.redis_url import Address
+from outbox.redis.client import Client
+from outbox.redis.url import Address
 
 READ_COUNT = 500
 """Most entries per shard and read."""

@@ -14,7 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from outbox import keys
-from outbox.redis_client import Client
+from outbox.redis.client import Client
 from outbox.streams import Streams
 
 RENEW_S = 2.0

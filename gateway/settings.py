@@ -25,7 +25,7 @@ from pydantic import (
 from gateway.namespaces import EVERY_OTHER, Namespace
 from gateway.origins import ANY, normal_origin
 from outbox.names import namespace, room_error
-from outbox.redis_url import parse_redis_url
+from outbox.redis.url import parse_redis_url
 
 PREFIX = "TIDEGATE_"
 SECRET_MIN_BYTES = 32

@@ -30,7 +30,7 @@ from outbox.database import Pool, open_pool
 from outbox.layout import layout
 from outbox.log import Log
 from outbox.names import DEFAULT_TENANT
-from outbox.redis_connect import check, connect
+from outbox.redis.connect import check, connect
 from outbox.streams import Streams
 
 REQUESTS_MAX = 32

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from outbox import keys
-from outbox.redis_client import Client
+from outbox.redis.client import Client
 from outbox.streams import Script
 
 LEASE_TTL_S = 3.0

@@ -14,7 +14,7 @@ from outbox import database
 from outbox.errors import EpochChanged, Fork, OutboxError
 from outbox.log import Log
 from outbox.reconcile import reconcile
-from outbox.redis_connect import check, connect
+from outbox.redis.connect import check, connect
 from outbox.standing import Backoff, Journal, Standing
 from outbox.streams import StreamLimits, Streams
 

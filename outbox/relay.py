@@ -29,7 +29,7 @@ from outbox.link import Watch, is_working
 from outbox.log import Log
 from outbox.mirror import Mirror
 from outbox.pump import Pump
-from outbox.redis_connect import check, connect
+from outbox.redis.connect import check, connect
 from outbox.standing import Backoff, Pace, Standing
 from outbox.streams import StreamLimits, Streams
 from outbox.witness import delivered

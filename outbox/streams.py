@@ -20,7 +20,7 @@ from outbox import keys
 from outbox.entry import decode, encode
 from outbox.message import Message
 from outbox.names import namespace
-from outbox.redis_client import Client
+from outbox.redis.client import Client
 from outbox.tombstone import Redacted
 
 CALL_MAX_BYTES = 4_194_304

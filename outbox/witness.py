@@ -9,7 +9,7 @@ import json
 from typing import Any, cast
 
 from outbox import keys
-from outbox.redis_client import Client
+from outbox.redis.client import Client
 
 
 async def delivered(client: Client, epoch: str) -> dict[int, int]:

@@ -9,11 +9,12 @@ from typing import Any, Self, cast
 import psycopg
 from redis.asyncio import Redis
 
-from outbox import database, keys, redis_connect
+from outbox import database, keys
 from outbox.entry import decode
 from outbox.layout import layout
 from outbox.log import Log
 from outbox.message import Message
+from outbox.redis import connect as redis_connect
 from outbox.sequence import Sequencer
 from outbox.sharding import shard_of
 from outbox.streams import StreamLimits, Streams

@@ -28,9 +28,9 @@ def status(
       tidegate status
       tidegate status --json | jq '.shards[] | select(.lag > 0)'
     """
+    from gateway.operate.status import read_status  # noqa: PLC0415
+    from gateway.operate.status_table import table  # noqa: PLC0415
     from gateway.sources import load  # noqa: PLC0415
-    from gateway.status import read_status  # noqa: PLC0415
-    from gateway.status_table import table  # noqa: PLC0415
 
     settings = load(config)
     settings.require("postgres_dsn", "redis_url")

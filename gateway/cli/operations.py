@@ -49,7 +49,7 @@ def redact(
     Example:
       tidegate redact acme orders:42 17 --reason "request 1234"
     """
-    from gateway import redaction  # noqa: PLC0415
+    from gateway.operate import redaction  # noqa: PLC0415
     from gateway.sources import load  # noqa: PLC0415
 
     settings = load(config)
@@ -87,7 +87,7 @@ def verify(
       tidegate verify
       tidegate verify --room acme orders:42 --json
     """
-    from gateway import verification  # noqa: PLC0415
+    from gateway.operate import verification  # noqa: PLC0415
     from gateway.sources import load  # noqa: PLC0415
 
     settings = load(config)
@@ -123,7 +123,7 @@ def epoch_new(
     Example:
       tidegate epoch new --yes
     """
-    from gateway import new_epoch  # noqa: PLC0415
+    from gateway.operate import new_epoch  # noqa: PLC0415
     from gateway.sources import load  # noqa: PLC0415
 
     settings = load(config)

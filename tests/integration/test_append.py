@@ -8,9 +8,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
-from outbox import keys, redis_connect
+from outbox import keys
 from outbox.errors import OutboxError
 from outbox.message import Message
+from outbox.redis import connect as redis_connect
 from outbox.streams import Appended, Status, StreamLimits, Streams
 
 EPOCH = "e1"

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.embedded import EmbeddedRedis
 from gateway.jsontext import members
-from gateway.status import read_status
+from gateway.operate.status import read_status
 from gateway.tokens import sign
 from tests.processes import Process, Processes
 

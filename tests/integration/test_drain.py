@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from outbox import keys
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.sharding import shard_of
 from tests.client import Client
 from tests.integration.conftest import TENANT, Stack, token

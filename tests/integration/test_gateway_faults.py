@@ -12,7 +12,7 @@ import pytest
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from outbox import database, keys
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.sequence import Sequencer
 from outbox.sharding import shard_of
 from tests.client import Client

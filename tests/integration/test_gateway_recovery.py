@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from outbox import keys
 from outbox.names import namespace
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.sharding import shard_of
 from tests.client import Client
 from tests.integration.conftest import TENANT, Stack, token

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from outbox import keys, redis_connect
+from outbox import keys
 from outbox.lease import Leases, read_leases
+from outbox.redis import connect as redis_connect
 
 
 @pytest.fixture

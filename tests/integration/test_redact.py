@@ -139,7 +139,7 @@ async def test_what_retention_dropped_is_said(probe: Probe) -> None:
 async def test_without_a_relay_it_says_what_is_outstanding(
     migrated: str, redis_url: str, probe: Probe
 ) -> None:
-    from gateway.redaction import Order, redact
+    from gateway.operate.redaction import Order, redact
 
     messages = await probe.sequence("a", "a", "a")
     await probe.streams.append(probe.epoch, messages[0].shard, messages, start=True)

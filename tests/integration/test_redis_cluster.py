@@ -14,10 +14,10 @@ import pytest
 from redis.exceptions import ResponseError
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
-from gateway.status import read_status
+from gateway.operate.status import read_status
 from outbox import keys
 from outbox.migrations import migrate
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.sharding import shard_of
 from outbox.streams import Streams
 from tests.integration.conftest import Stack, token

@@ -8,7 +8,7 @@ import pytest
 import redis.exceptions
 import uvloop
 
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from tests.probe import until
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.embedded import EmbeddedRedis
-from gateway.status import read_status
+from gateway.operate.status import read_status
 from outbox import keys
 from outbox.relay import Relay, RelayOptions
 from tests.integration.conftest import Stack, token

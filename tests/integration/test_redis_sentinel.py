@@ -12,8 +12,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.embedded import EmbeddedRedis
-from gateway.status import read_status
-from outbox.redis_connect import connect
+from gateway.operate.status import read_status
+from outbox.redis.connect import connect
 from tests.integration.conftest import Stack, token
 from tests.probe import until
 from tests.processes import Process, Processes

@@ -19,11 +19,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.embedded import EmbeddedRedis
 from gateway.lane import BLOCK_S
-from gateway.status import read_status
-from outbox import redis_client
+from gateway.operate.status import read_status
 from outbox.errors import OutboxError
-from outbox.redis_connect import check, connect
-from outbox.redis_url import Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
+from outbox.redis import client as redis_client
+from outbox.redis.connect import check, connect
+from outbox.redis.url import Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
 from tests.client import Client
 from tests.integration.conftest import Stack, token
 

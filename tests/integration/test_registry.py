@@ -7,7 +7,7 @@ import pytest
 
 from gateway.registry import LEASE_S, Registry
 from outbox import keys
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.streams import Streams
 
 SHARD = 3

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from outbox import keys, redis_connect
+from outbox import keys
 from outbox.message import Message
+from outbox.redis import connect as redis_connect
 from outbox.streams import Replay, StreamLimits, Streams
 
 EPOCH = "e1"

@@ -8,8 +8,10 @@ from typing import Any, cast
 import pytest
 import redis as redis_client
 
-from gateway import verification
-from outbox import keys, log_audit, redaction, stream_audit
+from gateway.operate import verification
+from outbox import keys, redaction
+from outbox.audit import log as log_audit
+from outbox.audit import streams as stream_audit
 from outbox.entry import encode
 from outbox.message import Message
 from tests.probe import Probe
@@ -277,7 +279,7 @@ async def test_a_stranger_who_writes_is_found(probe: Probe, redis_url: str) -> N
 async def test_many_problems_are_counted(
     probe: Probe, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.findings.PROBLEMS_KEPT", 2)
+    monkeypatch.setattr("outbox.audit.findings.PROBLEMS_KEPT", 2)
     await _sql(probe, "UPDATE tidegate.message SET payload = '1'")
     report = await audit(probe, redis_url)
     assert len(report.problems) == 3

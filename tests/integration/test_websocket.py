@@ -11,7 +11,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from outbox import keys
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from tests.client import Client
 from tests.integration.conftest import API_KEY, SECRET, Stack, token
 from tests.processes import Process

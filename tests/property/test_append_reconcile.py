@@ -16,10 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from redis.asyncio import Redis
 
-from outbox import keys, reconcile, redis_connect, streams
+from outbox import keys, reconcile, streams
 from outbox.entry import decode
 from outbox.log import Log
 from outbox.message import Message
+from outbox.redis import connect as redis_connect
 from outbox.streams import Status, StreamLimits, Streams
 from outbox.tombstone import NOTICE_TAG, TOMBSTONE_TAGS, Redacted
 

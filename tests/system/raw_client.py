@@ -13,6 +13,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from outbox import tasks
 from tests.sdk.client import MAX_DELAY_MS, MIN_DELAY_MS, TIMEOUT_S, Diary, Said
 
 
@@ -40,8 +41,7 @@ class RawClient:
     async def disconnect(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            running.cancel()
-            await asyncio.wait({running})
+            await tasks.end((running,))
             if not running.cancelled():
                 running.result()
 

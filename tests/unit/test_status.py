@@ -1,7 +1,7 @@
 import json
 
-from gateway.status import Bus, judge
-from gateway.status_table import table
+from gateway.operate.status import Bus, judge
+from gateway.operate.status_table import table
 from outbox.layout import Layout
 from outbox.lease import LeaseTable
 from outbox.overview import Overview, ShardOverview

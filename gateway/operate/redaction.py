@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 
 from gateway.registry import read_workers
 from outbox import database, redaction
-from outbox.redis_client import Client
-from outbox.redis_connect import connect
+from outbox.redis.client import Client
+from outbox.redis.connect import connect
 from outbox.streams import Streams
 
 PATIENCE_S = 30.0

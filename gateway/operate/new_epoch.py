@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 from outbox import database
 from outbox.layout import layout
 from outbox.pump import OLD_EPOCH_KEPT_S
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.sequence import Sequencer
 from outbox.streams import Streams
 

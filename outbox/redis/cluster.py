@@ -24,8 +24,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from outbox.redis_client import Client, Command
-from outbox.redis_url import Address
+from outbox.redis.client import Client, Command
+from outbox.redis.url import Address
 
 REFUSED_PATIENCE_S = 0.3
 """How long a command that a node refused (nothing was done) is offered again: TRYAGAIN while the

@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ReadOnlyError, RedisError
 
-from outbox.redis_url import Address
+from outbox.redis.url import Address
 
 Command: TypeAlias = tuple[bytes | str | int, ...]
 

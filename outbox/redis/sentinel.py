@@ -14,9 +14,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError
 
 from outbox import tasks
-from outbox.redis_client import Client
-from outbox.redis_connection import TcpConnection, TlsConnection
-from outbox.redis_url import Address
+from outbox.redis.client import Client
+from outbox.redis.connection import TcpConnection, TlsConnection
+from outbox.redis.url import Address
 
 
 class Master:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.status import Status
+from gateway.operate.status import Status
 
 UNKNOWN = "?"
 NONE = "-"

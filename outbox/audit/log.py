@@ -8,8 +8,8 @@ from typing import Any
 
 from psycopg import errors
 
+from outbox.audit.findings import Findings
 from outbox.database import Connection
-from outbox.findings import Findings
 from outbox.layout import Layout
 
 PAGE_SEQS = 20_000

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from outbox import database
-from outbox.findings import Findings
+from outbox.audit.findings import Findings
+from outbox.audit.log import LogAudit
+from outbox.audit.streams import StreamAudit
 from outbox.layout import layout
 from outbox.log import Log
-from outbox.log_audit import LogAudit
-from outbox.redis_connect import connect
-from outbox.stream_audit import StreamAudit
+from outbox.redis.connect import connect
 from outbox.streams import Streams
 
 CALL_TIMEOUT_S = 10.0

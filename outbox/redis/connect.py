@@ -14,11 +14,11 @@ from redis.backoff import NoBackoff
 from redis.utils import HIREDIS_AVAILABLE
 
 from outbox.errors import OutboxError, UnsupportedServer
-from outbox.redis_client import Client
-from outbox.redis_cluster import Cluster
-from outbox.redis_connection import TcpConnection, TlsConnection, UnixConnection
-from outbox.redis_sentinel import Master, MasterConnection, MasterTlsConnection, SentinelClient
-from outbox.redis_url import Address, Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
+from outbox.redis.client import Client
+from outbox.redis.cluster import Cluster
+from outbox.redis.connection import TcpConnection, TlsConnection, UnixConnection
+from outbox.redis.sentinel import Master, MasterConnection, MasterTlsConnection, SentinelClient
+from outbox.redis.url import Address, Login, RedisUrl, RedisUrlError, Tls, parse_redis_url
 
 OLDEST_VERSION = (7, 0)
 SENTINEL_TIMEOUT_S = 1.0
@@ -26,7 +26,7 @@ SENTINEL_CONNECTIONS = 4
 
 
 def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 50) -> Client:
-    """A client for ``url``, see ``outbox.redis_url``; no I/O yet.
+    """A client for ``url``, see ``outbox.redis.url``; no I/O yet.
 
     A command that takes longer than ``timeout_s`` fails, so a blocking read must ask for less. A
     caller waits up to ``timeout_s`` for one of ``max_connections`` (in a cluster: to each node).

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 from outbox import keys
+from outbox.audit.findings import Findings
 from outbox.entry import BATCH_FIELD, MESSAGE_FIELD, decode
-from outbox.findings import Findings
 from outbox.layout import Layout
 from outbox.log import Log
 from outbox.message import Message

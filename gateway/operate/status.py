@@ -11,7 +11,7 @@ from gateway.registry import read_workers
 from outbox import database
 from outbox.lease import LeaseTable, read_leases
 from outbox.overview import Overview, overview
-from outbox.redis_connect import connect
+from outbox.redis.connect import connect
 from outbox.streams import Streams
 
 TIMEOUT_S: Final = 10.0

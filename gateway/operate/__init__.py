@@ -1,0 +1,1 @@
+"""What the commands for operators do: status, verify, redact, epoch new."""

@@ -1,0 +1,1 @@
+"""Whether log and streams are what they should be: read-only."""

@@ -1,0 +1,1 @@
+"""One Redis server, Sentinel or a cluster: what a URL leads to."""
