@@ -2,8 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 
@@ -35,18 +35,20 @@ class AlertClient(RawClient):
             return await super()._frame(socket)
 
 
-async def churn(make: Any, stop: asyncio.Event, pick: random.Random) -> list[Member]:
-    """One short-lived client after the other until ``stop``; all of them.
+async def churn(
+    make: Callable[[], Awaitable[Member]],
+    dismiss: Callable[[Member], Awaitable[None]],
+    stop: asyncio.Event,
+    pick: random.Random,
+) -> None:
+    """One short-lived client after the other until ``stop``.
 
-    ``make`` is a coroutine function that gives a member which has not arrived yet.
+    ``make`` gives a member that has not arrived yet, ``dismiss`` ends one.
     """
-    members = []
     while not stop.is_set():
-        member: Member = await make()
-        members.append(member)
+        member = await make()
         await member.arrive(late=pick.random() < 0.5)
         with suppress(TimeoutError):
             async with asyncio.timeout(pick.uniform(*STAY_S)):
                 await stop.wait()
-        await member.leave()
-    return members
+        await dismiss(member)

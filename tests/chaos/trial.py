@@ -134,7 +134,13 @@ class Trial:
             rooms = [room for t, room in self.rooms if t == tenant]
             return await self.make("brief", self.random.sample(rooms, min(3, len(rooms))))
 
-        tasks = [asyncio.create_task(churn(make, stop, self.random)) for _ in range(at_once)]
+        async def dismiss(member: Member) -> None:
+            await member.leave()
+            await self.links.pop(member.name).__aexit__()
+
+        tasks = [
+            asyncio.create_task(churn(make, dismiss, stop, self.random)) for _ in range(at_once)
+        ]
         try:
             yield
         finally:
