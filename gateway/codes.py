@@ -117,8 +117,11 @@ ERRORS = (
     UNRECOVERABLE_POSITION,
 )
 
+# Sent by the WebSocket library, with a reason of its own.
 MESSAGE_TOO_BIG = CloseCode(
-    1009, "message too big", "A frame of the client is larger than TIDEGATE_MESSAGE_MAX_BYTES."
+    1009,
+    "frame with N bytes exceeds limit of M bytes",
+    "A frame of the client is larger than TIDEGATE_MESSAGE_MAX_BYTES.",
 )
 CONNECTION_CLOSED = CloseCode(3000, "connection closed", "The connection ends without an error.")
 SHUTDOWN = CloseCode(3001, "shutdown", "This gateway stops; another one is there.")
