@@ -51,7 +51,8 @@ def test_all_is_there(page: Path) -> None:
 def test_it_finds_them() -> None:
     text = (
         "## What a `page` has: two\n*`tests/unit/a.py`, `tests/b/` and tests/c.py.* "
-        "See [d](e.md#f),\n[g](https://example.com/docs/h.md).\n```sh\n[no](link) docs/i.md\n# no heading\n```\n"
+        "See [d](e.md#f),\n[g](https://example.com/docs/h.md).\n"
+        "```sh\n[no](link) docs/i.md\n# no heading\n```\n"
     )
     assert paths(text) == ["tests/unit/a.py", "tests/b", "tests/c.py", "docs/i.md"]
     assert links(text) == ["e.md#f"]
