@@ -8,5 +8,6 @@ application would have too:
 - ``static/pane.js``: the browser's side of it, on the stock ``centrifuge`` SDK.
 
 The rest is the show: ``writer.py`` commits orders all the time, ``truth.py`` tells the page what
-Postgres committed so that the page can check what it was sent, ``controls.py`` breaks things.
+Postgres committed so that the page can check what it was sent, ``controls.py`` breaks things,
+and ``surroundings.py`` sees to it that these things are the demo's own.
 """

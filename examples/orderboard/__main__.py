@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ import psycopg
 import uvicorn
 from psycopg_pool import AsyncConnectionPool
 
-from examples.orderboard import orders
+from examples.orderboard import orders, surroundings
 from examples.orderboard.controls import Controls
 from examples.orderboard.web import Web
 from examples.orderboard.writer import Writer
@@ -30,6 +31,7 @@ POOL_TIMEOUT_S = 5.0
 def main(arguments: list[str] | None = None) -> int:
     """Run until Ctrl-C; the exit status."""
     options = _parser().parse_args(arguments)
+    _look_around(options.use_environment)
     try:
         page = _listen(options.port)
         port = page.getsockname()[1]
@@ -57,7 +59,23 @@ def _parser() -> argparse.ArgumentParser:
         help="where the data is kept between runs (default: %(default)s)",
     )
     parser.add_argument("--ephemeral", action="store_true", help="keep nothing")
+    parser.add_argument(
+        "--use-environment",
+        action="store_true",
+        help="use the TIDEGATE_* settings of the environment, and write to the database and the "
+        "Redis that they name (else they are ignored)",
+    )
     return parser
+
+
+def _look_around(use_environment: bool) -> None:
+    """Say which servers it will be; without ``--use-environment`` never somebody else's."""
+    if use_environment:
+        print(f"orderboard: {surroundings.describe(os.environ)}", flush=True)
+    elif ignored := surroundings.leave_out(os.environ):
+        print(
+            f"orderboard: ignoring {', '.join(ignored)} (--use-environment uses them)", flush=True
+        )
 
 
 def _stack_options(options: argparse.Namespace, port: int) -> StackOptions:

@@ -16,6 +16,7 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from examples.orderboard import surroundings
 from examples.orderboard.writer import RATES_PER_S
 from gateway.embedded.process import free_port
 from outbox import keys
@@ -59,6 +60,14 @@ def demo_settings(demo: str, demo_folder: Path) -> dict[str, str]:
     return dict(shlex.split(line)[0].split("=", 1) for line in lines)
 
 
+SOMEBODY_ELSES = {
+    "TIDEGATE_POSTGRES_DSN": "postgresql://app:secret@db.example.com/shop",
+    "TIDEGATE_REDIS_URL": "redis://:secret@redis.example.com:6379/0",
+    "TIDEGATE_TOKEN_HMAC_SECRET": "not of this demo, and 32 bytes long or longer",
+}
+"""What a shell may have exported; the demo under test runs in such a one."""
+
+
 @pytest.fixture(scope="module")
 def demo(demo_folder: Path) -> Iterator[str]:
     """A running demo; its URL."""
@@ -74,7 +83,7 @@ def demo(demo_folder: Path) -> Iterator[str]:
             "--data",
             str(demo_folder),
         ],
-        {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **SOMEBODY_ELSES},
         demo_folder / "demo.log",
     )
     try:
@@ -97,13 +106,17 @@ def browser(require: Callable[[str], str]) -> Iterator[Browser]:
 class Visitor:
     """A page of the demo in its own browser context, and all that it complained of."""
 
-    def __init__(self, browser: Browser, url: str, **context: Any) -> None:
+    def __init__(self, browser: Browser, url: str, live: bool = True, **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": DESKTOP, **context})
         self.page: Page = self.context.new_page()
         self.complaints: list[str] = []
+        self.dialled: list[str] = []
+        self.page.on("websocket", lambda socket: self.dialled.append(socket.url))
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
         self.page.goto(url)
+        if not live:
+            return
         self.write(20)
         self.until("c => c.panes.every(p => p.state === 'live') && c.committed > 5")
 
@@ -199,8 +212,10 @@ def test_offline_and_back(visit: Callable[..., Visitor], name: str) -> None:
     visitor.write(100)
     visitor.press(f"Screen {name}: go offline")
     # The counters do not flatter: what an absent screen lacks is missing.
+    # But it is no fault: this is what was asked for.
     visitor.until("c => c.missing > 20")
-    expect(visitor.page.locator("#verdict")).to_have_text("Catching up")
+    expect(visitor.page.locator("#verdict")).to_have_text("A screen is away")
+    expect(visitor.page.locator("#tile-missing")).to_have_attribute("data-tone", "plain")
     visitor.press(f"Screen {name}: come back")
     visitor.told(f"Screen {name} is back through gateway {name}")
     visitor.settles()
@@ -219,6 +234,39 @@ def test_kill_and_restart_a_gateway(visit: Callable[..., Visitor], name: str) ->
     visitor.told(f"Screen {name} is back through gateway {name}")
     visitor.settles()
     assert [pane["gateway"] for pane in visitor.counters()["panes"]] == ["A", "B"]
+
+
+def test_no_gateway_at_all(visit: Callable[..., Visitor]) -> None:
+    """Killed on one page, seen on another, and by a page that comes in the middle of it."""
+    visitor, other = visit(), visit()
+    for name in "AB":
+        visitor.press(f"Kill gateway {name}")
+        other.told(f"Gateway {name} went down")
+    for witness in (visitor, other):
+        verdict = witness.page.locator("#verdict")
+        expect(verdict).to_have_text("No gateway is running: press Restart")
+        expect(witness.page.locator("[data-figure=now]")).to_have_text("–")
+    late = visit(live=False)
+    expect(late.page.locator("#verdict")).to_have_text("No gateway is running: press Restart")
+    late.told("Two screens, and no gateway is running, from offset")
+    # More attempts than it takes to suspect the port.
+    while len(late.dialled) < 2 * 7:
+        late.page.wait_for_event("websocket", timeout=30_000)
+    visitor.press("Restart gateway A")
+    for witness in (visitor, other, late):
+        witness.settles()
+    middle = visit()
+    middle.told("Two screens, both through gateway A as the other is not running, from offset")
+    visitor.press("Restart gateway B")
+    other.told("Gateway B runs again")
+    for witness in (visitor, other, late, middle):
+        witness.until("c => c.panes[0].gateway === 'A' && c.panes[1].gateway === 'B'")
+        witness.settles()
+    assert late.page.locator("#feed li", has_text="is its port open").count() == 0
+    # Who pressed knows it already.
+    assert (
+        visitor.page.locator("#feed li", has_text=re.compile("went down|runs again")).count() == 0
+    )
 
 
 def test_kill_the_relay(visit: Callable[..., Visitor]) -> None:
@@ -326,6 +374,66 @@ def test_the_ledger_sees_each_kind_of_fault(visit: Callable[..., Visitor]) -> No
         "versions": [4, 0, 0, 1, 0, 0],
         "rolledBack": [4, 0, 0, 0, 1, 0],
     }
+
+
+def test_a_long_word_stays_inside_the_feed(visit: Callable[..., Visitor]) -> None:
+    page = visit().page
+    assert page.evaluate(
+        """async () => {
+          const { Incidents } = await import("/static/incidents.js");
+          const list = document.getElementById("feed");
+          new Incidents(list).report("x".repeat(400));
+          return list.scrollWidth <= list.clientWidth;
+        }"""
+    )
+
+
+# ── Whose servers ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exported_settings_are_left_alone(demo_settings: dict[str, str], demo_folder: Path) -> None:
+    assert "ignoring TIDEGATE_POSTGRES_DSN, TIDEGATE_REDIS_URL, TIDEGATE_TOKEN_HMAC_SECRET" in (
+        demo_folder / "demo.log"
+    ).read_text(encoding="utf-8")
+    for name, value in SOMEBODY_ELSES.items():
+        assert demo_settings[name] != value
+    assert "@127.0.0.1" in demo_settings["TIDEGATE_POSTGRES_DSN"]
+
+
+def test_with_the_option_they_are_used(migrated: str, redis_url: str, tmp_path: Path) -> None:
+    process = Process(
+        "orderboard",
+        [
+            sys.executable,
+            "-m",
+            "examples.orderboard",
+            "--port",
+            "0",
+            "--data",
+            str(tmp_path / "data"),
+            "--use-environment",
+        ],
+        {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        | {"TIDEGATE_POSTGRES_DSN": migrated, "TIDEGATE_REDIS_URL": redis_url},
+        tmp_path / "demo.log",
+    )
+    try:
+        process.wait_log("The order board is open", 60)
+    finally:
+        process.stop()
+    assert "Postgres: 127.0.0.1, Redis: 127.0.0.1" in process.text()
+    with psycopg.connect(migrated) as connection:
+        row = connection.execute("SELECT to_regclass('orderboard.orders') IS NOT NULL").fetchone()
+    assert row == (True,)
+
+
+def test_only_hosts_are_told() -> None:
+    assert surroundings.describe(SOMEBODY_ELSES) == (
+        "Postgres: db.example.com, Redis: redis.example.com"
+    )
+    assert surroundings.describe({}) == "Postgres: the demo's own, Redis: the demo's own"
+    broken = {"TIDEGATE_POSTGRES_DSN": "secret", "TIDEGATE_REDIS_URL": "redis://:sec/ret@[host"}
+    assert "sec" not in surroundings.describe(broken)
 
 
 # ── Who may press the buttons ────────────────────────────────────────────────────────────────────

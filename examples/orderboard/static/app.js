@@ -25,6 +25,8 @@ const clock = { offsetMs: 0, bestRoundTripMs: Infinity };
 let gateways = config.gateways;
 let relaysAlive = true;
 let calmSince = null;
+/** Presses of this page under way, and ended. A look at the truth that one overlaps may tell an old state. */
+const presses = { open: 0, ended: 0 };
 
 /** The server's clock, as well as it is known here; the same clock if it runs on this machine. */
 function now() {
@@ -62,6 +64,7 @@ async function lookAtTruth() {
   // What was received before this look began must be in its answer: its commit came first.
   const suspects = panes.map((pane) => [...pane.ledger.early]);
   const startedAt = Date.now();
+  const endedBefore = presses.ended;
   const answer = await server.truth(truth.last);
   const roundTripMs = Date.now() - startedAt;
   if (roundTripMs < clock.bestRoundTripMs) {
@@ -77,7 +80,18 @@ async function lookAtTruth() {
     pane.ledger.commit(answer.committed, now());
     pane.ledger.accuse(suspects[index]);
   });
+  if (presses.open > 0 || presses.ended !== endedBefore) return;
+  tellOfOthers(answer.gateways);
   applyState(answer);
+}
+
+/** What another page did to the gateways, or somebody by hand: its effect is seen here too. */
+function tellOfOthers(latest) {
+  for (const { name, alive } of latest) {
+    if (alive === gateways.find((gateway) => gateway.name === name).alive) continue;
+    if (alive) incidents.report(`Gateway ${name} runs again`);
+    else incidents.open(`Gateway ${name} went down`, now(), counters());
+  }
 }
 
 async function followTruth() {
@@ -117,6 +131,7 @@ function counters() {
     gateway: pane.gateway,
     delivered: pane.ledger?.delivered ?? 0,
     onTheWay: pane.ledger?.onTheWay ?? 0,
+    offline: pane.offline,
     late: pane.ledger?.overdue(nowMs, LATE_MS) ?? 0,
     missing: pane.missing,
     lost: pane.ledger?.lost ?? 0,
@@ -148,12 +163,18 @@ function counters() {
   };
 }
 
+/** Whether messages are missing where they could be: on a screen that was not sent away. */
+function isCatchingUp({ panes: each }) {
+  return each.some(({ missing, offline }) => missing > 0 && !offline);
+}
+
 function verdict(counts) {
   if (truth.last === null) return ["starting", "Starting"];
   if (counts.unrecovered > 0) return ["bad", "Told: continuity lost"];
   if (!counts.clean) return ["bad", "Something was lost or came twice"];
+  if (!counts.gateways.some(({ alive }) => alive)) return ["waiting", "No gateway is running: press Restart"];
   if (counts.panes.every((pane) => pane.state === "connecting")) return ["starting", "Connecting"];
-  if (counts.missing > 0) return ["waiting", "Catching up"];
+  if (isCatchingUp(counts)) return ["waiting", "Catching up"];
   if (counts.away) return ["waiting", "A screen is away"];
   return ["good", "Nothing lost"];
 }
@@ -175,7 +196,7 @@ function render() {
   for (const name of ["delivered", "missing", "duplicated", "outOfOrder"]) setText(figure(`${name}Note`), perPane(name));
   setText(figure("rolledBackNote"), counts.phantoms ? `${counts.phantoms} announced!` : "never announced");
   const tone = (name, value) => (document.getElementById(`tile-${name}`).dataset.tone = value);
-  tone("missing", counts.lost || (counts.unrecovered && counts.missing) ? "bad" : counts.missing ? "waiting" : "good");
+  tone("missing", counts.lost || (counts.unrecovered && counts.missing) ? "bad" : isCatchingUp(counts) ? "waiting" : counts.missing ? "plain" : "good");
   tone("duplicated", counts.duplicated ? "bad" : "good");
   tone("outOfOrder", counts.outOfOrder ? "bad" : "good");
   tone("rolledBack", counts.phantoms ? "bad" : "plain");
@@ -193,6 +214,7 @@ function render() {
 // ── Buttons ──────────────────────────────────────────────────────────────────────────────────────
 
 async function press(button, path, text) {
+  presses.open += 1;
   button.setAttribute("aria-busy", "true");
   button.disabled = true;
   if (path.startsWith("restart-")) incidents.report(text);
@@ -202,6 +224,8 @@ async function press(button, path, text) {
   } catch (error) {
     incidents.report(`${text}: ${error.message}`, "bad");
   } finally {
+    presses.open -= 1;
+    presses.ended += 1;
     button.disabled = false;
     button.removeAttribute("aria-busy");
   }
@@ -261,6 +285,14 @@ rate.addEventListener("change", async () => {
 
 // ── Start ────────────────────────────────────────────────────────────────────────────────────────
 
+/** How the screens are connected when the page opens. */
+function ways() {
+  const alive = gateways.filter((gateway) => gateway.alive);
+  if (alive.length === gateways.length) return "each through its own gateway";
+  if (alive.length === 0) return "and no gateway is running";
+  return `both through gateway ${alive[0].name} as the other is not running`;
+}
+
 async function start() {
   for (;;) {
     try {
@@ -273,7 +305,7 @@ async function start() {
       await new Promise((resume) => setTimeout(resume, 2000));
     }
   }
-  incidents.report(`Two screens, each through its own gateway, from offset ${number(panes[0].ledger.offset)}`);
+  incidents.report(`Two screens, ${ways()}, from offset ${number(panes[0].ledger.offset)}`);
   setInterval(render, RENDER_EVERY_MS);
   followTruth();
 }

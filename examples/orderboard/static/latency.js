@@ -1,6 +1,8 @@
 // Latency of each message, from its transaction to the screen: figures and a small chart.
 
 const WINDOW_MS = 60_000;
+/** A sample older than this is not "now". */
+const NOW_WITHIN_MS = 3000;
 const SAMPLES_KEPT = 15_000;
 const LOW_MS = 1;
 const HIGH_MS = 30_000;
@@ -24,13 +26,15 @@ export class Latency {
     return this.#samples;
   }
 
-  /** {now, p50, p99} in ms of the last minute, null where there is nothing to say. */
+  /** {now, p50, p99} in ms: the latest, and ranks of the last minute. Null where there is nothing to
+   *  say; "now" also when nothing has come for some seconds. */
   figures(nowMs) {
     const live = this.recent(nowMs).filter((sample) => !sample.replayed);
     if (live.length === 0) return { now: null, p50: null, p99: null };
     const sorted = Float64Array.from(live, (sample) => sample.ms).sort();
     const rank = (share) => sorted[Math.min(Math.ceil(share * sorted.length), sorted.length) - 1];
-    return { now: live[live.length - 1].ms, p50: rank(0.5), p99: rank(0.99) };
+    const { at, ms } = live[live.length - 1];
+    return { now: nowMs - at <= NOW_WITHIN_MS ? ms : null, p50: rank(0.5), p99: rank(0.99) };
   }
 }
 

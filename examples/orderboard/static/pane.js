@@ -169,9 +169,11 @@ export class Pane {
     this.#page.report(`Screen ${this.name} is back through gateway ${this.gateway}: ${what}`, "good");
   }
 
-  /** An attempt failed; the SDK tries again. Worth a line only if no attempt ever succeeded. */
+  /** An attempt failed; the SDK tries again. Worth a line only if no attempt ever succeeded, and it
+   *  was not to a gateway that was killed. */
   #failed(type) {
     if (this.#subscribedAtMs !== 0 || type !== "transport") return;
+    if (!this.#page.gateways().find(({ name }) => name === this.gateway).alive) return;
     this.#attempts += 1;
     if (this.#attempts !== ATTEMPTS_BEFORE_HINT) return;
     this.#page.report(`Screen ${this.name} cannot reach ${this.#url()}: is its port open to this browser?`, "bad");
@@ -220,7 +222,9 @@ export class Pane {
     for (const name of ["missing", "duplicated", "outOfOrder"]) {
       const value = name === "missing" ? this.missing : this.ledger[name];
       set(name, value.toLocaleString("en"));
-      this.#element.querySelector(`[data-pane="${name}"]`).parentElement.dataset.bad = value > 0;
+      // A screen that was sent away lacks messages, and should.
+      const bad = value > 0 && !(name === "missing" && this.offline);
+      this.#element.querySelector(`[data-pane="${name}"]`).parentElement.dataset.bad = bad;
     }
   }
 
