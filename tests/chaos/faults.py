@@ -142,32 +142,50 @@ async def _destroy_groups(cluster: Cluster, pick: random.Random) -> AsyncIterato
 
 @asynccontextmanager
 async def _lose_the_tail(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
-    """Each bus, and the rooms' streams by chance, as a replica had them that lagged."""
+    """Each shard as a replica had it that lagged; some rooms' streams are gone altogether."""
     async with cluster.client() as client:
-        for key in [key async for key in client.scan_iter("tg:*:bus")]:
-            await shorten(client, key, 1 - pick.uniform(0, TAIL))
-        for key in [key async for key in client.scan_iter("tg:*:room:*")]:
+        for bus in [key async for key in client.scan_iter("tg:*:bus")]:
+            await lag(client, bus, 1 - pick.uniform(0, TAIL))
+        for room in [key async for key in client.scan_iter("tg:*:room:*")]:
             if pick.random() < 0.5:
-                await client.delete(key)
-            else:
-                await shorten(client, key, 1 - pick.uniform(0, TAIL))
+                await client.delete(room)
     yield
 
 
-_SHORTEN = """
-local entries = redis.call('XRANGE', KEYS[1], '-', '+')
-local keep = math.floor(#entries * tonumber(ARGV[1]))
-redis.call('DEL', KEYS[1])
-for i = 1, keep do
-  redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2]))
+_LAG = """
+local bus = redis.call('XRANGE', KEYS[1], '-', '+')
+local kept = math.floor(#bus * tonumber(ARGV[1]))
+if kept == #bus then
+  return 0
 end
-return #entries - keep
+local last = kept > 0 and tonumber(string.match(bus[kept][1], '^%d+')) or 0
+redis.call('DEL', KEYS[1])
+for i = 1, kept do
+  redis.call('XADD', KEYS[1], bus[i][1], unpack(bus[i][2]))
+end
+for k = 2, #KEYS do
+  local entries = redis.call('XRANGE', KEYS[k], '-', '+')
+  redis.call('DEL', KEYS[k])
+  for _, entry in ipairs(entries) do
+    local fields = entry[2]
+    for f = 1, #fields, 2 do
+      if fields[f] == 's' and tonumber(fields[f + 1]) <= last then
+        redis.call('XADD', KEYS[k], entry[1], unpack(fields))
+      end
+    end
+  end
+end
+return #bus - kept
 """
 
 
-async def shorten(client: Redis, key: bytes, keep: float) -> None:
-    """Leaves only this share of a stream's entries, the oldest, as if the others never came."""
-    await cast(Any, client).eval(_SHORTEN, 1, key, str(keep))
+async def lag(client: Redis, bus: bytes, keep: float) -> None:
+    """Leaves the shard as it was when its bus had only this share of its entries.
+
+    Replication is in order, so the streams of a replica that lags all end at one moment.
+    """
+    rooms = [key async for key in client.scan_iter(bus.removesuffix(b"bus") + b"room:*")]
+    await cast(Any, client).eval(_LAG, 1 + len(rooms), bus, *rooms, str(keep))
 
 
 @asynccontextmanager
