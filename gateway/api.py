@@ -3,6 +3,8 @@
 Source of its form: Centrifugo's server API, whose client libraries it serves.
 """
 
+import re
+
 import msgspec
 from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +28,22 @@ class PublishRequest(Struct, frozen=True):
     tags: dict[str, str] | None = None
 
 
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
+"""An escape of a JSON string: a surrogate pair, half of one, or any other."""
+_JSON_TYPES = {
+    "str": "a string",
+    "int": "a number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "an array",
+    "null": "null",
+}
+_TYPE = re.compile(rf"`({'|'.join(_JSON_TYPES)})`")
+
+
 class BadBody(Exception):
     """The body cannot be used; the text says why."""
 
@@ -39,19 +57,33 @@ async def publish(request: Request) -> Response:
     if not worker.api_key_matches(request.headers.get("x-api-key", "")):
         return _error(codes.UNAUTHORIZED, 401, "X-API-Key is missing or wrong")
     try:
-        body = _decode(await _body(request))
+        received = await _body(request)
+        body = _decode(received)
         if problem := tenant_error(body.tenant):
             raise BadBody(problem)
         txid = await worker.writer.insert(body.tenant, body.channel, bytes(body.data), body.tags)
     except (BadBody, Rejected) as error:
         return _error(codes.BAD_REQUEST, 400, str(error))
     except msgspec.DecodeError as error:
-        return _error(codes.BAD_REQUEST, 400, f"the body is not a publish request: {error}")
+        why = defect(received) or _TYPE.sub(lambda match: _JSON_TYPES[match[1]], str(error))
+        return _error(codes.BAD_REQUEST, 400, f"the body is not a publish request: {why}")
     except RecursionError:
         return _error(codes.BAD_REQUEST, 400, "the body is nested too deeply")
     except OutboxError:
         return _error(codes.INTERNAL, 503, "the database cannot be reached, try again")
     return JSONResponse({"result": {"txid": txid}})
+
+
+def defect(body: bytes) -> str | None:
+    """What is wrong with the text of a body, where the decoder's words would mislead."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"it is not valid UTF-8 ({error.reason} at byte {error.start})"
+    for match in _ESCAPE.finditer(body):
+        if match["half"]:
+            return f"it has half of a surrogate pair at byte {match.start()}"
+    return None
 
 
 async def _body(request: Request) -> bytes:

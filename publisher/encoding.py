@@ -58,11 +58,11 @@ def _raw(text: str | bytes) -> str:
             text = text.decode()
         except UnicodeDecodeError as error:
             raise InvalidMessage(
-                f"RawJSON is not UTF-8: {error.reason} at byte {error.start}"
+                f"data is not valid UTF-8: {error.reason} at byte {error.start}"
             ) from None
     elif not isinstance(text, str):
         raise TypeError(f"RawJSON takes str or bytes, not {type(text).__name__}")
-    _check_text("RawJSON", text)
+    _check_text("data", text)
     return text
 
 

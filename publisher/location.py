@@ -49,8 +49,8 @@ def surrogate(text: str) -> str | None:
         text.encode()
     except UnicodeEncodeError as error:
         return (
-            f"has a lone surrogate (U+{ord(text[error.start]):04X}) at index {error.start}, "
-            "which UTF-8 cannot carry"
+            f"has half of a surrogate pair (U+{ord(text[error.start]):04X}) at index "
+            f"{error.start}, which UTF-8 cannot carry"
         )
     return None
 

@@ -316,6 +316,14 @@ async def test_the_api_publishes_with_its_key_only(gateway: Process, room: str) 
         await client.until_offset(room, 1)
         assert client.received[room][0]["tags"] == {"a": "b", "txid": txid}
         assert client.data(room) == [{"by": "api"}]
+        for text, reason in (
+            (b'"\xff"', "data is not valid UTF-8: invalid start byte at byte 1"),
+            (b'"\\ud800"', "it has half of a surrogate pair at byte 26"),
+            (b'1, "tags": {"a": 1}', "Expected a string, got a number - at `$.tags[...]`"),
+        ):
+            content = b'{"channel": "x", "data": %b}' % text
+            answer = await http.post(url, content=content, headers=key)
+            assert reason in answer.json()["error"]["message"]
         for bad in (
             b"",
             b"[]",
