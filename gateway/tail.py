@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,11 +39,15 @@ _CONNECT, _SUBSCRIBE = 1, 2
 
 
 class TailFailed(Exception):
-    """The gateway refused for good, or cannot be reached at the start. One line."""
+    """The gateway refused for good, or none answers at the start. One line."""
 
 
 class _Lost(Exception):
     """The connection ended in a way that one comes back from. The text says why."""
+
+
+class _Unreachable(_Lost):
+    """There was no connection: what listens there is no gateway, or nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class TailOptions:
     room: str
     token: Callable[[], str | None]
     """Asked for a token at each connection; None connects as an anonymous client."""
+    token_fixed: bool = False
+    """Whether it is the same each time, so that waiting does not mend one that has expired."""
     since: Position | None = None
     """Where to begin; None: at the present."""
     count: int | None = None
@@ -107,6 +114,8 @@ class Tail:
         self._enough = False
         self.began = False
         """Whether there has been a subscription."""
+        self._reached = False
+        """Whether there has been a connection."""
         self._attempt = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -140,18 +149,30 @@ class Tail:
             try:
                 await self._connection()
             except _Lost as lost:
-                if not self.began:
+                if isinstance(lost, _Unreachable) and not self._reached:
                     raise TailFailed(
-                        f"cannot follow {self._options.room} at {self._options.url}: {lost}"
+                        f"no gateway answers at {self._shown_url} ({lost}): is one running? give "
+                        "its address with --url"
                     ) from None
                 delay_s = backoff_s(self._attempt, random.random())
-                self._warn(f"connection lost: {lost}; reconnecting in {delay_s:.1f} s")
+                self._warn(
+                    f"connection lost: {lost}; reconnecting in {delay_s:.1f} s"
+                    if self.began
+                    else f"{lost}; trying again in {delay_s:.1f} s"
+                )
                 await asyncio.sleep(delay_s)
                 self._attempt += 1
-                self.continuity.reconnected()
+                if self.began:
+                    self.continuity.reconnected()
+
+    @property
+    def _shown_url(self) -> str:
+        """Without its query, which may hold a token."""
+        return self._options.url.partition("?")[0]
 
     async def _connection(self) -> None:
         """One connection, from its handshake to its end."""
+        connected = False
         try:
             async with connect(
                 self._options.url,
@@ -162,32 +183,34 @@ class Tail:
                 compression=None,
                 proxy=None if _is_loopback(self._options.url) else True,
             ) as socket:
+                connected = self._reached = True
                 ping_s = await self._greet(socket)
                 while not self._enough:
                     for said in await _lines(socket, ping_s + PING_GRACE_S):
                         await self._heard(socket, said)
         except InvalidURI:
             raise TailFailed(
-                f"{self._options.url} is not a WebSocket URL: ws://host:port/…"
+                f"{self._shown_url} is not a WebSocket URL: ws://host:port/…"
             ) from None
         except InvalidStatus as error:
             status = error.response.status_code
             if status < 500 and status not in (408, 425, 429):
-                raise TailFailed(f"{self._options.url} answers HTTP status {status}") from None
+                raise TailFailed(f"{self._shown_url} answers HTTP status {status}") from None
             raise _Lost(f"HTTP status {status}") from None
         except InvalidHandshake as error:
-            raise _Lost(f"no WebSocket handshake: {error}") from None
+            raise _Unreachable(f"no WebSocket handshake: {error}") from None
         except ConnectionClosed as error:
             if error.rcvd is None:
                 raise _Lost("no close frame") from None
             raise _ended(codes.CloseCode(error.rcvd.code, error.rcvd.reason)) from None
         except TimeoutError:
-            raise _Lost("the gateway is silent") from None
+            raise (_Lost if connected else _Unreachable)("the gateway is silent") from None
         except ValueError as error:
             raise TailFailed(f"the gateway sent what is not the protocol: {error}") from None
         except (OSError, WebSocketException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise _Lost(reason) from None
+            number = getattr(error, "errno", None)
+            reason = (os.strerror(number) if number else str(error)) or type(error).__name__
+            raise (_Lost if connected else _Unreachable)(reason) from None
 
     async def _greet(self, socket: ClientConnection) -> float:
         """Connect and ask for the subscription; the gateway's ping interval, inf for none."""
@@ -196,7 +219,7 @@ class Tail:
         await socket.send(json.dumps({"id": _CONNECT, "connect": body}))
         for said in await _lines(socket, REPLY_TIMEOUT_S):
             if "error" in said:
-                raise _refused("connect", said["error"])
+                raise self._refused("connect", said["error"])
             if "connect" in said:
                 subscribe: dict[str, object] = {
                     "channel": self._options.room,
@@ -213,13 +236,20 @@ class Tail:
     async def _heard(self, socket: ClientConnection, said: dict[str, str]) -> None:
         if "error" in said:
             asked = "subscribe" if _integer(said.get("id")) == _SUBSCRIBE else "connect"
-            raise _refused(asked, said["error"])
+            raise self._refused(asked, said["error"])
         if "subscribe" in said:
             self._subscribed(members(said["subscribe"]))
         elif "push" in said:
             self._pushed(members(said["push"]))
         elif not said:
             await socket.send("{}")
+
+    def _refused(self, command: str, text: str) -> Exception:
+        code = codes.ErrorCode(*_code(text), temporary=members(text).get("temporary") == "true")
+        told = f"{command} refused with {code.code} ({code.message})"
+        if code.code == codes.TOKEN_EXPIRED.code and self._options.token_fixed:
+            return TailFailed(f"{told}: give a fresh token with --token")
+        return _Lost(told) if code.retried else TailFailed(told)
 
     def _pushed(self, push: dict[str, str]) -> None:
         if "disconnect" in push:
@@ -278,12 +308,6 @@ async def _lines(socket: ClientConnection, timeout_s: float) -> list[dict[str, s
     async with asyncio.timeout(None if math.isinf(timeout_s) else timeout_s):
         frame = await socket.recv(decode=True)
     return [members(line) for line in frame.split("\n") if line]
-
-
-def _refused(command: str, text: str) -> Exception:
-    code = codes.ErrorCode(*_code(text), temporary=members(text).get("temporary") == "true")
-    told = f"{command} refused with {code.code} ({code.message})"
-    return _Lost(told) if code.retried else TailFailed(told)
 
 
 def _ended(close: codes.CloseCode) -> Exception:

@@ -254,13 +254,52 @@ async def test_what_is_temporary_is_tried_again_once_it_has_begun() -> None:
     assert tail.continuity.tally.reconnects == 2
 
 
-async def test_at_the_start_it_does_not_wait() -> None:
+def refusing(code: int, temporary: bool) -> Script:
+    """Lets the client connect and not subscribe."""
+
+    async def gateway(socket: ServerConnection, said: list[Any]) -> None:
+        connect = await hear(socket, said)
+        await socket.send(json.dumps({"id": connect["id"], "connect": {}}))
+        await error(code, "r", temporary)(socket, said)
+
+    return gateway
+
+
+async def test_what_is_temporary_is_tried_again_from_the_start() -> None:
+    async def works(socket: ServerConnection, said: list[Any]) -> None:
+        await greet(socket, said, epoch="e", offset=0)
+        await socket.send(pub(1))
+        await socket.wait_closed()
+
+    tokens = iter("abcdef")
     seen = Seen()
-    async with scripted(seen, error(100, "internal error", True)) as url:
-        with pytest.raises(TailFailed, match=r"cannot follow room at ws://.*100"):
-            await follow(url, seen)
-    with pytest.raises(TailFailed, match=r"cannot follow room at ws://127.0.0.1:1/: "):
-        await follow("ws://127.0.0.1:1/", seen)
+    refusals = (error(109, "r"), refusing(100, True), refusing(7, False), closing(3001, "r"))
+    async with scripted(seen, *refusals, works) as url:
+        tail = await follow(url, seen, count=1, token=lambda: next(tokens))
+    assert seen.offsets == [1]
+    assert [warning.partition(";")[0] for warning in seen.warnings] == [
+        "connect refused with 109 (r)",
+        "subscribe refused with 100 (r)",
+        "subscribe refused with 7 (r)",
+        "closed with 3001 (r)",
+    ]
+    assert all("; trying again in " in warning for warning in seen.warnings)
+    assert [said["connect"]["token"] for said in seen.said if "connect" in said] == list("abcde")
+    assert tail.continuity.tally.reconnects == 0
+
+
+async def test_a_token_that_expired_and_stays_the_same_ends_it() -> None:
+    seen = Seen()
+    async with scripted(seen, error(109, "token expired")) as url:
+        with pytest.raises(TailFailed, match=r"109 \(token expired\): give a fresh token with"):
+            await follow(url, seen, token_fixed=True)
+
+
+async def test_without_a_gateway_it_does_not_wait() -> None:
+    seen = Seen()
+    line = r"no gateway answers at ws://127.0.0.1:1/ \(Connection refused\): .* --url"
+    with pytest.raises(TailFailed, match=line):
+        await follow("ws://127.0.0.1:1/?token=hunter2", seen)
     with pytest.raises(TailFailed, match="not a WebSocket URL"):
         await follow("http://127.0.0.1:1/", seen)
 
