@@ -1,5 +1,7 @@
 """Expected faults, told in one line: what is wrong and what to do about it."""
 
+import re
+
 from gateway.logs import redact_text
 from gateway.settings import SettingsError
 from outbox.errors import OutboxError
@@ -8,6 +10,9 @@ USAGE = 2
 """Exit code for wrong use and wrong settings."""
 FAILURE = 1
 """Exit code for what went wrong although it was asked for rightly."""
+
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]*)\)")
+"""A link of Markdown, as the descriptions of settings have them."""
 
 _SCHEMA_MISSING = frozenset({"42P01", "3F000", "42883"})
 """SQLSTATEs: undefined table, invalid schema name, undefined function."""
@@ -20,7 +25,7 @@ def explain(error: BaseException) -> tuple[int, tuple[str, ...]] | None:
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0])
     if isinstance(error, SettingsError):
-        return USAGE, error.problems
+        return USAGE, tuple(_LINK.sub(r"docs/\2", problem) for problem in error.problems)
     line = _line(error)
     return None if line is None else (FAILURE, (redact_text(" ".join(line.split())),))
 

@@ -11,9 +11,13 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from gateway.settings import PREFIX, Settings, SettingsError, variable
+from outbox import conninfo
 
 CONFIG = "TIDEGATE_CONFIG"
 """The variable that names the TOML file."""
+
+CLOSE = 0.75
+"""How much a name must be like another one (difflib's ratio) to be taken for a slip of it."""
 
 # Kubernetes gives each pod variables for each service: those of a service whose name begins with
 # "tidegate" look like settings (TIDEGATE_PORT=tcp://10.0.0.7:8000) and are none.
@@ -61,6 +65,12 @@ def load(
     except ValidationError as error:
         in_file = from_file.keys() - from_environment.keys() - (overrides or {}).keys()
         problems += _explain(error, {name: f"{path}: {name}" for name in in_file})
+    else:
+        dsn = settings.postgres_dsn.get_secret_value()
+        if problem := conninfo.problem(dsn) if dsn else None:
+            from_path = "postgres_dsn" in from_file.keys() - from_environment.keys()
+            where = f"{path}: postgres_dsn" if from_path else variable("postgres_dsn")
+            problems.append(f"{where} {problem}")
     if problems:
         raise SettingsError(sorted(problems))
     return settings
@@ -84,8 +94,10 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"{name} is not a setting" + (f": did you mean {close[0]}?" if close else "")
+    # What all names begin with says nothing about how much two of them are alike.
+    endings = {other.removeprefix(PREFIX): other for other in known}
+    close = difflib.get_close_matches(name.removeprefix(PREFIX), endings, n=1, cutoff=CLOSE)
+    return f"{name} is not a setting" + (f": did you mean {endings[close[0]]}?" if close else "")
 
 
 _MUST_BE = {

@@ -13,6 +13,7 @@ from publisher import InvalidMessage
     ("error", "code", "line"),
     [
         (SettingsError(["TIDEGATE_PORT is odd"]), 2, "TIDEGATE_PORT is odd"),
+        (SettingsError(["See [Redis](operate/redis.md)."]), 2, "See docs/operate/redis.md."),
         (SchemaMismatch("run `tidegate migrate`"), 1, "run `tidegate migrate`"),
         (
             psycopg.errors.UndefinedTable("no"),
