@@ -99,13 +99,20 @@ class Registry:
             log.debug("registry not reached", error=type(error).__name__)
 
 
-async def read_workers(client: Client) -> tuple[dict[str, Any], ...]:
-    """The lines of the workers that are alive by Redis' clock, in order of their ids."""
+async def read_workers(client: Client, epoch: str | None = None) -> tuple[dict[str, Any], ...]:
+    """The lines of the workers that are alive by Redis' clock, in order of their ids.
+
+    With ``epoch`` only of those that are of this history: the table is the same for all.
+    """
     seconds, micros = await client.time()
     now_ms = seconds * 1000 + micros // 1000
     raw = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.GATEWAYS))
     reported = (json.loads(value) for value in raw.values())
-    alive = [entry for entry in reported if entry.get("expires_ms", 0) > now_ms]
+    alive = [
+        entry
+        for entry in reported
+        if entry.get("expires_ms", 0) > now_ms and epoch in (None, entry.get("epoch"))
+    ]
     return tuple(sorted(alive, key=lambda entry: str(entry.get("id"))))
 
 

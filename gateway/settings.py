@@ -91,7 +91,8 @@ class Settings(BaseModel):
         NOT_SET,
         description="URL of Redis or Valkey: `redis://[user:password@]host:port/0`, `rediss://` "
         "with TLS, `unix://` for a socket, `redis+sentinel://host:26379,…/master`, "
-        "`redis+cluster://host:6379,…`. See [Redis](operate/redis.md).",
+        "`redis+cluster://host:6379,…`. One Redis, or database number, for each installation. "
+        "See [Redis](operate/redis.md).",
     )
     redis_url_also: SecretStr = Field(
         NOT_SET,

@@ -8,14 +8,18 @@ of the present one.
 EPOCH = "tg:epoch"
 """String: the epoch that relays write. Gateways look here once a second."""
 
-LEASES = "tg:{relay}:leases"
-"""Hash: shard → ``<relay id> <expiry, ms>``."""
-
-RELAYS = "tg:{relay}:relays"
-"""Hash: relay id → expiry in ms of Redis' clock."""
-
 GATEWAYS = "tg:{gateway}:workers"
-"""Hash: worker id → JSON of what it last reported, with its expiry."""
+"""Hash: worker id → JSON of what it last reported, with its epoch and its expiry."""
+
+
+def leases(epoch: str) -> str:
+    """Hash: shard → ``<relay id> <expiry, ms>``. Relays share with those of their history only."""
+    return f"tg:{{relay:{epoch}}}:leases"
+
+
+def relays(epoch: str) -> str:
+    """Hash: relay id → expiry in ms of Redis' clock."""
+    return f"tg:{{relay:{epoch}}}:relays"
 
 
 def bus(epoch: str, shard: int) -> str:

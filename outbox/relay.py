@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 import psycopg
@@ -28,6 +29,7 @@ from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
 from outbox.link import Watch, is_working
 from outbox.log import Log
 from outbox.mirror import Mirror
+from outbox.neighbour import Neighbours, complaint
 from outbox.pump import Pump
 from outbox.redis.connect import check, connect
 from outbox.standing import Backoff, Pace, Standing
@@ -125,6 +127,7 @@ class Relay:
         self._beat = asyncio.Event()
         """Asks for a heartbeat at once."""
         self._stopping = asyncio.Event()
+        self._neighbours = Neighbours()
         self._troubles: dict[str, str] = {}
         self._node_away = False
         """Whether the last heartbeat found a node of a cluster out of reach."""
@@ -224,7 +227,9 @@ class Relay:
             )
             stack.push_async_callback(pool.close, 1.0)
             if self._leases is None:
-                self._leases = Leases(self._client, self.id, found.shards, options.lease_ttl_s)
+                self._leases = Leases(
+                    self._client, self.id, found.shards, found.epoch, options.lease_ttl_s
+                )
             elif self._leases.shards != found.shards:
                 raise SchemaMismatch(
                     f"the database has {found.shards} shards, before it had {self._leases.shards}"
@@ -284,6 +289,7 @@ class Relay:
         self._node_away = False
         await self._client.verify()
         if self._leases is not None and self._serving.is_set():
+            await self._leases.move(standing.epoch)
             held = await self._unless_away(self._leases.renew(), standing.held)
             if held != standing.held:
                 log.info("shards leased", shards=sorted(held), relays=self._leases.relays)
@@ -306,7 +312,10 @@ class Relay:
         epoch = standing.epoch
         known = {shard: standing.lasts[shard] for shard in standing.ready}
         found = await self._unless_away(self._streams.last_ids(epoch, sorted(known)), {})
-        if await self._unless_away(self._streams.epoch(), epoch) != standing.epoch:
+        told = await self._unless_away(self._streams.epoch(), epoch)
+        if told != standing.epoch:
+            if told and not standing.publish_epoch and self._neighbours.found(told, monotonic()):
+                log.error(complaint(told))
             standing.publish_epoch = True
             standing.wake.set()
         lost = frozenset(shard for shard, last in found.items() if last < known[shard])

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 
 from gateway.registry import read_workers
 from outbox import database, redaction
+from outbox.errors import OutboxError
 from outbox.redis.client import Client
 from outbox.redis.connect import connect
 from outbox.streams import Streams
@@ -41,9 +42,7 @@ async def redact(order: Order, say: Callable[[str], None]) -> list[str]:
     connection = await database.connect(order.postgres_dsn, application_name="tidegate-redact")
     client = connect(order.redis_url, timeout_s=CALL_TIMEOUT_S, max_connections=2)
     try:
-        done = await redaction.redact(
-            connection, order.tenant, order.room, order.offset, order.reason
-        )
+        done = await _tombstone(connection, order)
         say(
             f"log: offset {order.offset} of {order.tenant} {order.room} "
             f"{'is' if done.first else 'was already'} a tombstone "
@@ -67,7 +66,7 @@ async def redact(order: Order, say: Callable[[str], None]) -> list[str]:
                 ]
             await erase()
             say("Redis: the content is gone")
-            late = await _follow(order.patience_s, client, done.shard, head)
+            late = await _follow(order.patience_s, client, done, head)
         except (RedisError, OSError) as error:
             return [f"Redis cannot be asked ({type(error).__name__}): it may hold the content"]
         if late:
@@ -77,6 +76,19 @@ async def redact(order: Order, say: Callable[[str], None]) -> list[str]:
     finally:
         await client.aclose()
         await connection.close()
+
+
+async def _tombstone(connection: database.Connection, order: Order) -> redaction.Redaction:
+    room = f"room {order.room} of tenant {order.tenant}"
+    try:
+        return await redaction.redact(
+            connection, order.tenant, order.room, order.offset, order.reason
+        )
+    except OutboxError as error:
+        # What the schema says of a room that has no messages, neither in the log nor waiting.
+        if str(error) == f"{room} stands at offset 0 and never had {order.offset}":
+            raise OutboxError(f"{room} never had a message") from None
+        raise
 
 
 async def _appended(
@@ -95,14 +107,16 @@ async def _appended(
         await asyncio.sleep(POLL_S)
 
 
-async def _follow(patience_s: float, client: Client, shard: int, head: int) -> list[str]:
+async def _follow(
+    patience_s: float, client: Client, done: redaction.Redaction, head: int
+) -> list[str]:
     """Workers that have not read the shard up to ``head`` when the patience is over."""
     deadline = time.monotonic() + patience_s
     while True:
         late = [
             f"{worker.get('id')} ({worker.get('host')}:{worker.get('port')})"
-            for worker in await read_workers(client)
-            if _position(worker, shard, head) < head
+            for worker in await read_workers(client, done.epoch)
+            if _position(worker, done.shard, head) < head
         ]
         if not late or time.monotonic() > deadline:
             return late

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
 from gateway import faults
 from gateway.registry import read_workers
 from outbox import database
+from outbox.layout import Layout
 from outbox.lease import LeaseTable, read_leases
+from outbox.neighbour import complaint
 from outbox.overview import Overview, overview
 from outbox.redis.connect import connect
 from outbox.streams import Streams
@@ -25,9 +27,12 @@ class Bus:
     """What Redis says."""
 
     epoch: str | None
+    """The epoch that it tells gateways."""
     last_ids: dict[int, int]
     leases: LeaseTable
     gateways: tuple[dict[str, Any], ...]
+    neighbours: tuple[str, ...] = ()
+    """Other epochs whose relays hold leases: of installations with the same Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,8 @@ class Status:
 async def read_status(postgres_dsn: str, redis_url: str, redis_url_also: str = "") -> Status:
     """Ask all stores. What is out of reach becomes a problem, not an error."""
     log = await _ask("Postgres", lambda: _read_log(postgres_dsn))
-    shards = None if isinstance(log, str) else range(log.layout.shards)
-    bus = await _ask("Redis", lambda: _read_bus(redis_url, shards))
+    layout = None if isinstance(log, str) else log.layout
+    bus = await _ask("Redis", lambda: _read_bus(redis_url, layout))
     if not isinstance(log, str):
         # Once more: the heads are then younger than the bus, and a bus that is ahead of its head
         # is proof of lost commits instead of bad timing.
@@ -98,7 +103,7 @@ async def read_status(postgres_dsn: str, redis_url: str, redis_url_also: str = "
     if not redis_url_also or isinstance(log, str):
         return status
     # The log was read before: what is appended meanwhile cannot look like a lag.
-    also = await _ask("additional Redis", lambda: _read_bus(redis_url_also, shards))
+    also = await _ask("additional Redis", lambda: _read_bus(redis_url_also, layout))
     return judge_also(status, log, also)
 
 
@@ -121,14 +126,17 @@ def judge(log: Overview | str, bus: Bus | str) -> Status:
     problems = [half for half in (log, bus) if isinstance(half, str)]
     heads = {} if isinstance(log, str) else log.shards
     last_ids = {} if isinstance(bus, str) else bus.last_ids
-    same_epoch = True
     if not isinstance(bus, str):
+        problems += map(complaint, bus.neighbours)
         if bus.epoch is None:
             problems.append(
                 "Redis has no epoch: no relay has written one yet, start `tidegate relay`"
             )
-        elif not isinstance(log, str) and log.layout.epoch != bus.epoch:
-            same_epoch = False
+        elif (
+            not isinstance(log, str)
+            and bus.epoch != log.layout.epoch
+            and bus.epoch not in bus.neighbours
+        ):
             problems.append(
                 f"Redis has epoch {bus.epoch}, Postgres {log.layout.epoch}: "
                 "a relay that reaches both must run"
@@ -137,7 +145,7 @@ def judge(log: Overview | str, bus: Bus | str) -> Status:
     shards = []
     for shard in sorted(heads.keys() | last_ids.keys()):
         in_log = heads.get(shard)
-        last = last_ids.get(shard) if same_epoch else None
+        last = last_ids.get(shard)
         lag = None if in_log is None or last is None else in_log.head - last
         if lag is not None and lag < 0:
             problems.append(
@@ -210,15 +218,30 @@ async def _read_log(dsn: str) -> Overview:
         return await overview(connection)
 
 
-async def _read_bus(url: str, shards: Iterable[int] | None) -> Bus:
+async def _read_bus(url: str, layout: Layout | None) -> Bus:
+    """What Redis has of the history that Postgres has or, without Postgres, that Redis tells."""
     client = connect(url, max_connections=2)
     try:
         bus = Streams(client)
         epoch = await bus.epoch()
-        leases = await read_leases(client)
+        own = epoch if layout is None else layout.epoch
+        workers = await read_workers(client)
+        told = (epoch, *(worker.get("epoch") for worker in workers))
+        others = {str(other) for other in told if other} - {own}
+        neighbours = [
+            other for other in sorted(others) if (await read_leases(client, other)).holders
+        ]
+        if own is None:
+            return Bus(None, {}, LeaseTable((), {}), workers)
+        leases = await read_leases(client, own)
         # Without Postgres nobody says how many shards there are: the leases name those in use.
-        asked = sorted(leases.holders if shards is None else shards)
-        last_ids = {} if epoch is None else await bus.last_ids(epoch, asked)
-        return Bus(epoch, last_ids, leases, await read_workers(client))
+        asked = sorted(leases.holders) if layout is None else range(layout.shards)
+        return Bus(
+            epoch,
+            await bus.last_ids(own, asked),
+            leases,
+            tuple(worker for worker in workers if worker.get("epoch") == own),
+            tuple(neighbours),
+        )
     finally:
         await client.aclose()

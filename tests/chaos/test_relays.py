@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from outbox import keys
 from outbox.lease import read_leases
 from outbox.sharding import shard_of
 from tests.chaos.cluster import Cluster
@@ -23,7 +24,7 @@ async def shared(cluster: Cluster, relays: int = 2) -> None:
 
     async def is_so() -> bool:
         async with cluster.client() as client:
-            holders = (await read_leases(client)).holders
+            holders = (await read_leases(client, await cluster.epoch())).holders
         return len(holders) == 16 and len(set(holders.values())) == relays
 
     assert await within(30, is_so)
@@ -33,7 +34,7 @@ async def holder(trial: Trial, cluster: Cluster) -> Process:
     """The relay that has the shard of the trial's first room, when both have their share."""
     await shared(cluster)
     async with cluster.client() as client:
-        holders = (await read_leases(client)).holders
+        holders = (await read_leases(client, await cluster.epoch())).holders
     relay = holders[shard_of(*trial.rooms[0], 16, 4)]
     return next(process for process in cluster.relays if f"-{process.pid}-" in relay)
 
@@ -165,16 +166,17 @@ async def test_leases_that_contradict_each_other(trial: Trial, cluster: Cluster)
     goes on with what it had in its hands while the other works."""
     await trial.arrive(4)
     trial.write(4, pause_s=0.01)
+    epoch = await cluster.epoch()
     async with cluster.client() as client:
         for _ in range(10):
             await trial.written(8)
             first, second = trial.random.sample(cluster.relays, 2)
             first.signal(signal.SIGSTOP)
-            await client.delete("tg:{relay}:leases", "tg:{relay}:relays")
+            await client.delete(keys.leases(epoch), keys.relays(epoch))
             await trial.written(8)
             second.signal(signal.SIGSTOP)
             first.signal(signal.SIGCONT)
-            await client.delete("tg:{relay}:leases", "tg:{relay}:relays")
+            await client.delete(keys.leases(epoch), keys.relays(epoch))
             await trial.written(8)
             second.signal(signal.SIGCONT)
     await trial.must_be_good()

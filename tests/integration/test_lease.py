@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from gateway.embedded import EmbeddedRedis
 from outbox import keys
 from outbox.lease import Leases, read_leases
 from outbox.redis import connect as redis_connect
+
+EPOCH = "e1"
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ async def client(redis_url: str) -> AsyncIterator[Redis]:
 
 
 def relays(client: Redis, *names: str, shards: int = 16, ttl_s: float = 60) -> list[Leases]:
-    return [Leases(client, name, shards, ttl_s) for name in names]
+    return [Leases(client, name, shards, EPOCH, ttl_s) for name in names]
 
 
 async def settle(*leases: Leases) -> list[int]:
@@ -82,7 +85,7 @@ async def test_a_dead_relay_loses_its_leases(client: Redis) -> None:
         while len(await b.renew()) < 16:
             await asyncio.sleep(0.05)
     assert a.expired
-    table = await read_leases(client)
+    table = await read_leases(client, EPOCH)
     assert table.relays == ("b",)
     assert table.holders == dict.fromkeys(range(16), "b")
     # It was only paused: it comes back as a newcomer does.
@@ -97,14 +100,52 @@ async def test_a_flush_heals(client: Redis) -> None:
 
 
 async def test_junk_is_cleared_away(client: Redis) -> None:
-    await client.hset(keys.LEASES, mapping={"99": "a 99999999999999", "0": "junk", "x": "y"})
+    await client.hset(keys.leases(EPOCH), mapping={"99": "a 99999999999999", "0": "junk", "x": "y"})
     (a,) = relays(client, "a")
     assert await a.renew() == frozenset(range(16))
-    assert await client.hlen(keys.LEASES) == 16
+    assert await client.hlen(keys.leases(EPOCH)) == 16
 
 
 async def test_nothing_stays_for_ever(client: Redis) -> None:
     (a,) = relays(client, "a", ttl_s=3)
     await a.renew()
-    assert 0 < await client.pttl(keys.LEASES) <= 30_000
-    assert 0 < await client.pttl(keys.RELAYS) <= 30_000
+    assert 0 < await client.pttl(keys.leases(EPOCH)) <= 30_000
+    assert 0 < await client.pttl(keys.relays(EPOCH)) <= 30_000
+
+
+async def test_relays_of_two_histories_do_not_share(client: Redis) -> None:
+    a, b = relays(client, "a", "b")
+    other = Leases(client, "other", 4, "e2", 60)
+    assert await settle(a, b) == [8, 8]
+    assert await other.renew() == frozenset(range(4))
+    assert other.relays == 1
+    assert await settle(a, b) == [8, 8]
+    assert (await read_leases(client, "e2")).relays == ("other",)
+    assert (await read_leases(client, EPOCH)).relays == ("a", "b")
+
+
+async def test_a_relay_moves_to_another_history(client: Redis) -> None:
+    a, b = relays(client, "a", "b")
+    assert await settle(a, b) == [8, 8]
+    await a.move("e2")
+    assert (await read_leases(client, EPOCH)).relays == ("b",)
+    assert await a.renew() == frozenset(range(16))
+    assert await b.renew() == frozenset(range(16))
+    await b.move("e2")
+    assert await settle(a, b) == [8, 8]
+    assert (await read_leases(client, EPOCH)).holders == {}
+    await a.move("e2")
+    await b.release()
+    assert (await read_leases(client, "e2")).relays == ("a",)
+
+
+async def test_leases_that_cannot_be_given_back_hold_no_relay_up(
+    client: Redis, redis: EmbeddedRedis
+) -> None:
+    (a,) = relays(client, "a")
+    await a.renew()
+    redis.kill()
+    await a.move("e2")
+    redis.restart()
+    assert await a.renew() == frozenset(range(16))
+    assert (await read_leases(client, "e2")).relays == ("a",)

@@ -1,11 +1,13 @@
 """The registry and the removal of what vanished workers leave behind, on a clock of the test's."""
 
+import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from gateway.registry import LEASE_S, Registry
+from gateway.registry import LEASE_S, Registry, read_workers
 from outbox import keys
 from outbox.redis.connect import connect
 from outbox.streams import Streams
@@ -59,6 +61,36 @@ async def test_groups_of_workers_that_vanished_are_removed(remote: Any) -> None:
     # Its own groups are its own business, whatever the table says.
     await one.reap()
     assert await groups(remote) == [b"one:1"]
+
+
+async def test_workers_of_another_installation_are_left_alone(remote: Any) -> None:
+    """The table is the same for both, the buses are not."""
+    clock = Clock()
+    one = registry(remote, "one", clock)
+    other = Registry(
+        Streams(remote), "other", lambda: {"epoch": "f"}, lambda: "f", lambda: [SHARD], clock
+    )
+    for epoch, group in (("e", "one:1"), ("f", "other:1")):
+        await remote.xgroup_create(keys.bus(epoch, SHARD), group, "0", mkstream=True)
+    await one.renew()
+    await other.renew()
+    for reaper in (one, other):
+        await reaper.reap()
+    assert await groups(remote) == [b"one:1"]
+    assert [group["name"] for group in await remote.xinfo_groups(keys.bus("f", SHARD))] == [
+        b"other:1"
+    ]
+    assert set(await remote.hgetall(keys.GATEWAYS)) == {b"one", b"other"}
+    await one.leave()
+    assert set(await remote.hgetall(keys.GATEWAYS)) == {b"other"}
+
+
+async def test_living_workers_of_one_history(remote: Any) -> None:
+    for worker, epoch in (("one", "e"), ("two", "e"), ("other", "f")):
+        describe = partial(dict, epoch=epoch)
+        await Registry(Streams(remote), worker, describe, str, list, time.time).renew()
+    assert [line["id"] for line in await read_workers(remote)] == ["one", "other", "two"]
+    assert [line["id"] for line in await read_workers(remote, "e")] == ["one", "two"]
 
 
 async def test_a_line_that_cannot_be_read_counts_as_none(remote: Any) -> None:

@@ -314,18 +314,18 @@ async def test_relays_share_and_inherit(options: RelayOptions, probe: Probe) -> 
                 lambda: len(first.health().shards) == len(second.health().shards) == 8,
                 "each serves half",
             )
-            table = await read_leases(probe.client)
+            table = await read_leases(probe.client, probe.epoch)
             assert set(table.relays) == {first.id, second.id}
             assert len(table.holders) == 16
             await probe.publish(*ROOMS)
             await settled(probe)
             assert first.health().sequenced
             assert second.health().sequenced
-        assert (await read_leases(probe.client)).relays == (first.id,)
+        assert (await read_leases(probe.client, probe.epoch)).relays == (first.id,)
         await serves_all(first, probe)
         await probe.publish(*ROOMS)
         await settled(probe)
-    assert (await read_leases(probe.client)).holders == {}
+    assert (await read_leases(probe.client, probe.epoch)).holders == {}
 
 
 async def test_rows_wait_while_redis_is_down(
@@ -450,7 +450,7 @@ async def test_without_postgres_others_get_the_leases(options: RelayOptions, pro
                 )
 
                 async def nobody() -> bool:
-                    return (await read_leases(probe.client)).relays == ()
+                    return (await read_leases(probe.client, probe.epoch)).relays == ()
 
                 await until(nobody, "the leases are given back")
             finally:
@@ -703,7 +703,7 @@ async def test_stopped_past_its_lease_and_woken(
     await settled(probe)
 
     async def shared() -> bool:
-        holders = (await read_leases(probe.client)).holders
+        holders = (await read_leases(probe.client, probe.epoch)).holders
         return sorted(map(list(holders.values()).count, set(holders.values()))) == [8, 8]
 
     await until(shared, "both have their share")

@@ -59,7 +59,8 @@ def holder(cluster: Cluster) -> Process:
 
     shard = shard_of(TENANT, ROOM, 16, 4)
     with redis_client.Redis.from_url(cluster.redis.url) as server:
-        lease = server.hget(keys.LEASES, str(shard))
+        epoch = (server.get(keys.EPOCH) or b"").decode()
+        lease = server.hget(keys.leases(epoch), str(shard))
     assert isinstance(lease, bytes)
     (found,) = [
         process for process in cluster.relays if f"-{process.pid}-" in lease.decode().split(" ")[0]

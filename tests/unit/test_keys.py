@@ -16,7 +16,7 @@ def test_the_keys_of_a_shard_lie_on_one_slot() -> None:
 
 
 def test_the_leases_and_the_relays_lie_on_one_slot() -> None:
-    assert key_slot(keys.LEASES.encode()) == key_slot(keys.RELAYS.encode())
+    assert key_slot(keys.leases("e1").encode()) == key_slot(keys.relays("e1").encode())
 
 
 def test_names_differ_by_epoch_shard_tenant_and_room() -> None:
@@ -29,8 +29,9 @@ def test_names_differ_by_epoch_shard_tenant_and_room() -> None:
         keys.room("e1", 1, "a", "b"),
         keys.room("e1", 1, "a", "bus"),
         keys.EPOCH,
-        keys.LEASES,
-        keys.RELAYS,
+        keys.leases("e1"),
+        keys.leases("e11"),
+        keys.relays("e1"),
         keys.GATEWAYS,
     }
-    assert len(names) == 11
+    assert len(names) == 12

@@ -1,4 +1,7 @@
 import json
+from dataclasses import replace
+
+import pytest
 
 from gateway.operate.status import Bus, judge
 from gateway.operate.status_table import table
@@ -72,10 +75,20 @@ def test_shards_without_a_relay() -> None:
 def test_an_epoch_that_is_missing_or_another() -> None:
     (problem,) = judge(log(), bus(epoch=None, last_ids={})).problems
     assert "Redis has no epoch" in problem
-    status = judge(log(), bus(epoch="e0"))
-    (problem,) = status.problems
-    assert "epoch e0, Postgres e1" in problem
-    assert [s.last for s in status.shards] == [None, None]
+    (problem,) = judge(log(), bus(epoch="e0")).problems
+    assert problem == "Redis has epoch e0, Postgres e1: a relay that reaches both must run"
+
+
+@pytest.mark.parametrize("told", ["e1", "e2", None])
+def test_another_installation_on_the_same_redis(told: str | None) -> None:
+    """The two write the epoch in turns, so it tells nothing."""
+    status = judge(log(), replace(bus(epoch=told), neighbours=("e2",)))
+    assert status.problems[0] == (
+        "another installation uses this Redis (epoch e2): "
+        "give each its own Redis or database number"
+    )
+    assert len(status.problems) == (1 if told else 2)
+    assert [s.last for s in status.shards] == [9, 4]
 
 
 def test_a_bus_ahead_of_the_log_is_proof_of_a_loss() -> None:
