@@ -9,6 +9,10 @@ class UnsupportedServer(OutboxError):
     """Postgres or Redis is too old or is set up in a way that would lose or alter messages."""
 
 
+class AccessRefused(OutboxError):
+    """Postgres knows no such user or database, or the user lacks a password or rights."""
+
+
 class SchemaMismatch(OutboxError):
     """The schema is missing, older than this version, newer, or has another shard layout."""
 

@@ -11,7 +11,7 @@ import psycopg
 from redis.exceptions import RedisError
 
 from outbox import database
-from outbox.errors import EpochChanged, Fork, OutboxError
+from outbox.errors import EpochChanged, Fork, OutboxError, PostgresUnavailable
 from outbox.log import Log
 from outbox.reconcile import reconcile
 from outbox.redis.connect import check, connect
@@ -56,10 +56,8 @@ class Mirror:
 
     async def run(self) -> None:
         """Works until cancelled. Failures are waited out."""
-        pool = await database.open_pool(
-            self._postgres_dsn, 0, 1, POOL_TIMEOUT_S, application_name="tidegate-relay-mirror"
-        )
         backoff = Backoff(0.1, 2.0)
+        pool = await self._open_pool(backoff)
         try:
             while True:
                 delay_s = LINGER_S
@@ -75,6 +73,19 @@ class Mirror:
                 await asyncio.sleep(delay_s)
         finally:
             await pool.close(1.0)
+
+    async def _open_pool(self, backoff: Backoff) -> database.Pool:
+        while True:
+            try:
+                return await database.open_pool(
+                    self._postgres_dsn,
+                    0,
+                    1,
+                    POOL_TIMEOUT_S,
+                    application_name="tidegate-relay-mirror",
+                )
+            except (PostgresUnavailable, OSError):
+                await asyncio.sleep(backoff.next_s())  # the relay says so
 
     async def aclose(self) -> None:
         """Closes the connections to the second Redis."""

@@ -23,6 +23,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from outbox import database, retention, tasks
+from outbox.admission import Admission
 from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
 from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
@@ -127,6 +128,7 @@ class Relay:
         self._beat = asyncio.Event()
         """Asks for a heartbeat at once."""
         self._stopping = asyncio.Event()
+        self._admission = Admission()
         self._neighbours = Neighbours()
         self._troubles: dict[str, str] = {}
         self._node_away = False
@@ -153,6 +155,7 @@ class Relay:
 
         Raises:
             UnsupportedServer, SchemaMismatch: what no waiting would mend.
+            AccessRefused: the same, but only before it has worked for the first time.
         """
         log.info("relay started", relay=self.id)
         stopper = asyncio.create_task(stop.wait())
@@ -200,6 +203,7 @@ class Relay:
             except (UnsupportedServer, SchemaMismatch):
                 raise
             except (psycopg.Error, OutboxError, OSError) as error:
+                self._admission.check(error)
                 self._trouble("postgres", error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next_s()):
@@ -250,16 +254,19 @@ class Relay:
             )
             await pump.listen()
             self._over("postgres")
+            self._admission.connected = True
             self._serving.set()
             stack.callback(self._serving.clear)
             self._beat.set()
             while not self._stopping.is_set():
+                reconciled = self._standing.redis_up and bool(self._standing.ready)
                 try:
                     await pump.step()
                 except RedisError as error:
                     self._redis_failed(error)
                 else:
                     backoff.reset()
+                    self._admission.proven |= reconciled
 
     # Redis
 
