@@ -21,15 +21,15 @@ calls them by ``asyncio.to_thread``.
 
 import contextlib
 import os
+import queue
 import secrets
 import shlex
 import signal
 import socket
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -39,14 +39,14 @@ from gateway.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServerErro
 from gateway.embedded.folder import Folder
 from gateway.embedded.process import LOOPBACK, ChildProcess, log_tail
 from gateway.embedded.supervisor import NotReady, ProcessState, Supervisor
+from gateway.stores import POSTGRES_DSN, REDIS_URL, postgres_of, redis_of
 from outbox.migrations import migrate
 
 READY_TIMEOUT_S = 60.0
 STOP_PATIENCE_S = 10.0
 PROBE_TIMEOUT_S = 1.0
+LOOK_S = 0.1  # how often a stop looks whether it is to hurry
 
-POSTGRES_DSN = "TIDEGATE_POSTGRES_DSN"
-REDIS_URL = "TIDEGATE_REDIS_URL"
 TOKEN_HMAC_SECRET = "TIDEGATE_TOKEN_HMAC_SECRET"  # noqa: S105 - a setting's name
 API_KEY = "TIDEGATE_API_KEY"
 
@@ -96,6 +96,8 @@ class Stack:
         self._children: dict[str, ChildProcess] = {}
         self._ports: list[int] = []
         self._supervisor = Supervisor(progress)
+        self._interrupts = 0
+        self._interruptible = False
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -192,35 +194,73 @@ class Stack:
         given |= self._options.settings
         given[POSTGRES_DSN] = given.get(POSTGRES_DSN) or self._embed_postgres()
         given[REDIS_URL] = given.get(REDIS_URL) or self._embed_redis()
+        self._tell_stores(given)
+        if self._ports:
+            # Where the commands of another shell find the first gateway; each is told its own.
+            given["TIDEGATE_PORT"] = str(self._ports[0])
         for name in (TOKEN_HMAC_SECRET, API_KEY):
             given[name] = given.get(name) or self._secret(name)
         self._environment = given
         self._write_environment()
-        migrate(self.postgres_dsn)
+        with self._interruptions():
+            migrate(self.postgres_dsn)
         for number in range(1, self._options.relays + 1):
             self._add(f"relay-{number}", "relay", None)
         for number, port in enumerate(self._ports, 1):
             self._add(f"gateway-{number}", "gateway", port)
         try:
-            self.wait_ready()
+            with self._interruptions():
+                self.wait_ready()
         except NotReady as error:
             raise StackError(f"{error}: {self._last_words(error.name)}") from None
+
+    def interrupt(self) -> None:
+        """For handlers of signals, in the thread that called :meth:`start` or :meth:`stop`.
+
+        Ends ``start`` with KeyboardInterrupt as soon as nothing gets lost by it. From the second
+        time on ``stop`` does not wait for connections to be drained; it is never cut short.
+        """
+        self._interrupts += 1
+        if self._interruptible:
+            self._interruptible = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def _interruptions(self) -> Iterator[None]:
+        """Around what may be left at any point."""
+        self._interruptible = True
+        try:
+            if self._interrupts:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._interruptible = False
 
     def _embed_postgres(self) -> str:
         folder = None if self._options.folder is None else self.folder / "postgres"
         server = EmbeddedPostgres(folder, progress=self._progress)
-        server.start()
         self._servers.append(server)
+        server.start()
         self._supervisor.add("postgres", "postgres", server, port=server.port)
         return server.dsn()
 
     def _embed_redis(self) -> str:
         folder = None if self._options.folder is None else self.folder / "redis"
         server = EmbeddedRedis(folder)
-        server.start()
         self._servers.append(server)
+        server.start()
         self._supervisor.add("redis", "redis", server, port=server.port)
         return server.url
+
+    def _tell_stores(self, given: Mapping[str, str]) -> None:
+        embedded = {state.name: f"embedded, port {state.port}" for state in self.processes}
+        try:
+            postgres = embedded.get("postgres") or postgres_of(given[POSTGRES_DSN])
+            redis = embedded.get("redis") or redis_of(given[REDIS_URL])
+        except ValueError as error:
+            raise StackError(str(error)) from None
+        self._progress(f"postgres  {postgres}")
+        self._progress(f"redis     {redis}")
 
     def _secret(self, name: str) -> str:
         """Made once and kept in the folder, so that tokens outlive a restart."""
@@ -252,7 +292,7 @@ class Stack:
         return log_tail(self.log(name))
 
     def stop(self) -> None:
-        """Stops all children, gateways first. May be repeated."""
+        """Stops all children, gateways first; removes what is not to be kept. May be repeated."""
         self._supervisor.stop_watching()
         # All are told at once, and share the time that they may take.
         deadline = time.monotonic() + STOP_PATIENCE_S
@@ -260,8 +300,9 @@ class Stack:
             child.signal(signal.SIGCONT)
             child.signal(signal.SIGTERM)
         for child in self._children.values():
-            if child.wait(max(0.0, deadline - time.monotonic())) is None:
-                child.kill()
+            while child.wait(LOOK_S) is None and child.alive:
+                if self._interrupts > 1 or time.monotonic() > deadline:
+                    child.kill()
         for server in reversed(self._servers):
             server.stop()
         if self._folder is not None:
@@ -272,34 +313,40 @@ class Stack:
 def run(options: StackOptions, progress: Callable[[str], None] = write_line) -> None:
     """``tidegate dev``: a stack until SIGINT or SIGTERM. Call it from the main thread.
 
+    More signals hasten the end; whatever comes, a temporary folder is removed.
+
     Raises StackError, EmbeddedServerError, or what the migration raises.
     """
-    stop = threading.Event()
+    # Unlike an event, it may be told something while it is asked.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    stack = Stack(options, progress)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        # The second one is for those who do not want to wait: it ends this process, and with it
-        # all children.
-        signal.signal(number, signal.SIG_DFL)
-        stop.set()
+        signals.put(number)
+        stack.interrupt()
 
-    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+    # For good: what comes while this process ends is not to interrupt it either.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
     try:
-        stack = Stack(options, progress)
-        try:
-            stack.start()
-            for url in stack.gateway_urls:
-                progress(f"gateway   {url.replace('http', 'ws', 1)}/connection/websocket")
-            progress(
-                f"settings  set -a; . {shlex.quote(str(stack.folder / 'environment'))}; set +a"
-            )
-            progress("Ctrl-C stops everything.")
-            stop.wait()
-            progress("stopping")
-        finally:
-            stack.stop()
+        stack.start()
+        _tell(stack, progress)
+        signals.get()
+        progress("stopping")
+    except KeyboardInterrupt:
+        progress("stopped before all was started")
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        stack.stop()
+
+
+def _tell(stack: Stack, progress: Callable[[str], None]) -> None:
+    """What one needs to use it."""
+    urls = [f"{url.replace('http', 'ws', 1)}/connection/websocket" for url in stack.gateway_urls]
+    for url in urls:
+        progress(f"gateway   {url}")
+    progress(f"settings  set -a; . {shlex.quote(str(stack.folder / 'environment'))}; set +a")
+    progress(f"then      tidegate tail acme orders:42{f' --url {urls[0]}' if urls else ''}")
+    progress("Ctrl-C stops everything.")
 
 
 def _free_ports(options: StackOptions) -> list[int]:

@@ -99,8 +99,15 @@ def test_folder_keeps_secrets_for_the_owner_only(tmp_path: Path) -> None:
 def test_given_servers_are_used(migrated: str, redis: EmbeddedRedis) -> None:
     settings = {"TIDEGATE_POSTGRES_DSN": migrated, "TIDEGATE_REDIS_URL": redis.url}
     options = StackOptions(folder=None, port=0, settings=settings)
-    with Stack(options, lambda line: None) as stack:
+    lines: list[str] = []
+    with Stack(options, lines.append) as stack:
         assert [process.name for process in stack.processes] == ["relay-1", "gateway-1"]
+        assert lines[:2] == [
+            "postgres  the Postgres of TIDEGATE_POSTGRES_DSN (127.0.0.1)",
+            "redis     the Redis of TIDEGATE_REDIS_URL (127.0.0.1)",
+        ]
+        environment = (stack.folder / "environment").read_text().splitlines()
+        assert f"TIDEGATE_PORT={stack.gateway_urls[0].rpartition(':')[2]}" in environment
         with redis_client.Redis.from_url(redis.url) as connection:
             wait_until(lambda: connection.exists("tg:epoch") == 1)
 
@@ -149,6 +156,37 @@ def test_dev_command_ends_cleanly_on_sigterm(
     dev.wait_log("Ctrl-C stops everything")
     dev.signal(signal.SIGTERM)
     assert dev.wait(30) == 0
+    assert all(map(is_gone, pids))
+
+
+def test_dev_command_says_what_it_uses_and_how_to_follow(
+    processes: Processes, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    dev = processes.start("dev", "dev", "--port", str(port), "--ephemeral")
+    dev.wait_log("Ctrl-C stops everything")
+    text = dev.text()
+    assert "postgres  embedded, port " in text
+    assert "redis     embedded, port " in text
+    assert f"--url ws://127.0.0.1:{port}/connection/websocket\n" in text
+    assert "password" not in text
+
+
+@pytest.mark.parametrize("moment", ["making a Postgres", "redis     embedded", "Ctrl-C stops"])
+def test_an_impatient_end_leaves_no_folder(
+    processes: Processes, tmp_path: Path, moment: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    dev = processes.start("dev", "dev", "--port", "0", "--ephemeral", TMPDIR=str(temporary))
+    dev.wait_log(moment)
+    assert any(temporary.iterdir())
+    pids = descendants(dev.pid)
+    ended = False
+    while not ended:
+        dev.signal(signal.SIGINT)
+        ended = dev.wait(0.1) is not None
+    assert list(temporary.iterdir()) == []
     assert all(map(is_gone, pids))
 
 
