@@ -13,6 +13,8 @@ def main() -> int:
             f"tidegate: {error.name} is not installed: pip install 'tidegate[gateway]'\n"
         )
         return 2
+    except KeyboardInterrupt:
+        return 130
     return run()
 
 

@@ -1,5 +1,6 @@
 """The command line. Each command imports what it needs when it runs, so that help comes at once."""
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def _report(error: Exception) -> int:
         # A wrong use that typer found: it knows the command it was for.
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "tidegate"
-        _say(f"{' '.join(error.format_message().split())} See: {command} --help")
+        _say(f"{_sentence(error.format_message())} See: {command} --help")
         return 2
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith(_OWN):
         _say(f"{error.name} is not installed: pip install 'tidegate[gateway]'")
@@ -63,6 +64,24 @@ def _report(error: Exception) -> int:
     for line in lines:
         _say(line)
     return code
+
+
+# What typer says about numbers, in the words that the settings use.
+_NUMBERS = (
+    (
+        re.compile(r"Input should be a valid integer.*|'.*' is not a valid int.*"),
+        "must be a whole number",
+    ),
+    (re.compile(r"Input should be"), "must be"),
+)
+
+
+def _sentence(said: str) -> str:
+    """In one line, with a mark at its end."""
+    line = " ".join(said.split())
+    for pattern, words in _NUMBERS:
+        line = pattern.sub(words, line)
+    return line if line.endswith((".", "?", "!")) else f"{line}."
 
 
 def _say(line: str) -> None:

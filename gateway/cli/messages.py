@@ -1,28 +1,40 @@
 """Commands that deal with messages: publish, tail."""
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from gateway.cli.options import ConfigFile, Room, Tenant, duration_s
+from gateway.cli.options import (
+    ConfigFile,
+    NegativeNumbers,
+    Room,
+    Tenant,
+    duration_s,
+    require,
+    tenant_name,
+)
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
     from gateway.tail import Tail
 
-DEFAULT_URL = "ws://127.0.0.1:8000/connection/websocket"
+DEFAULT_PORT = 8000
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be told apart
 TAIL_USER = "tidegate-tail"
 TAIL_TOKEN_TTL_S = 3_600
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    app.command(short_help="Publish one message.")(publish)
+    app.command(cls=NegativeNumbers, short_help="Publish one message.")(publish)
     app.command(short_help="Print a room's messages and check continuity.")(tail)
     app.command(short_help="Print a token for a client.")(token)
 
@@ -49,20 +61,36 @@ def publish(
     """
     from gateway.sources import load  # noqa: PLC0415
 
-    tags: dict[str, str] = {}
-    for text in tag or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"--tag {text!r} is not KEY=VALUE")
-        tags[key] = value
+    tags = _tags(tag or ())
     settings = load(config)
     settings.require("postgres_dsn")
     dsn = settings.postgres_dsn.get_secret_value()
-    text = sys.stdin.read() if json == "-" else json
+    text = sys.stdin.buffer.read() if json == "-" else os.fsencode(json)
+    if not text.strip():
+        where = "stdin is empty" if json == "-" else "it is empty"
+        raise typer.BadParameter(f"{where}: give the message as JSON text", param_hint="'JSON'")
     typer.echo(asyncio.run(_publish(dsn, tenant, room, text, tags)))
 
 
-async def _publish(dsn: str, tenant: str, room: str, text: str, tags: dict[str, str]) -> str:
+def _tags(given: Iterable[str]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="'--tag'")
+        if key in tags:
+            raise typer.BadParameter(f"{key!r} is given twice", param_hint="'--tag'")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise typer.BadParameter(
+                f"{key!r} is not valid UTF-8, or its value", param_hint="'--tag'"
+            ) from None
+        tags[key] = value
+    return tags
+
+
+async def _publish(dsn: str, tenant: str, room: str, text: bytes, tags: dict[str, str]) -> str:
     from outbox import database  # noqa: PLC0415
     from publisher import RawJSON, publish_async  # noqa: PLC0415
 
@@ -83,7 +111,14 @@ def tail(
             help="Resume after this position; `start` for everything that the log still has.",
         ),
     ] = None,
-    url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="The gateway, else the one on TIDEGATE_HOST and TIDEGATE_PORT "
+            "(ws://127.0.0.1:8000/connection/websocket).",
+            show_default=False,
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(help="Token to connect with, instead of one made for this command."),
@@ -116,15 +151,46 @@ def tail(
     try:
         position = None if since is None else Position.parse(since)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    given = _tokens(tenant, load(config), token, anonymous)
-    following = Tail(TailOptions(url, room, given, position, count, strict), _write, _warn)
+        raise typer.BadParameter(str(error), param_hint="'--since'") from None
+    settings = load(config)
+    gateway_url = own_url(settings.host, settings.port) if url is None else checked_url(url)
+    given = _tokens(tenant, settings, token, anonymous)
+    options = TailOptions(
+        gateway_url,
+        room,
+        given,
+        token_fixed=token is not None,
+        since=position,
+        count=count,
+        strict=strict,
+    )
+    following = Tail(options, _write, _warn)
     try:
         asyncio.run(_until_signal(following))
     finally:
         if following.began:
             _warn(following.summary())
     raise typer.Exit(0 if following.continuity.tally.kept else 1)
+
+
+def own_url(host: str, port: int) -> str:
+    """Where the gateway with these settings is found from this machine."""
+    address = EVERY_ADDRESS.get(host, host)
+    shown = f"[{address}]" if ":" in address else address
+    return f"ws://{shown}:{port or DEFAULT_PORT}/connection/websocket"
+
+
+def checked_url(url: str) -> str:
+    """Raises typer.BadParameter for what is no WebSocket URL."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0:
+            return url
+    raise typer.BadParameter(
+        f"{url.partition('?')[0]!r} is not a WebSocket URL like "
+        f"{own_url('127.0.0.1', DEFAULT_PORT)}",
+        param_hint="'--url'",
+    )
 
 
 def _tokens(
@@ -134,19 +200,24 @@ def _tokens(
     from outbox.names import DEFAULT_TENANT  # noqa: PLC0415
 
     if anonymous and tenant != DEFAULT_TENANT:
-        raise typer.BadParameter(f"anonymous clients see tenant {DEFAULT_TENANT}, not {tenant}")
+        raise typer.BadParameter(
+            f"anonymous clients see tenant {DEFAULT_TENANT}, not {tenant}",
+            param_hint="'--anonymous'",
+        )
     if token and (claimed_tenant(token) or tenant) != tenant:
-        raise typer.BadParameter(f"the token is for tenant {claimed_tenant(token)}, not {tenant}")
+        raise typer.BadParameter(
+            f"the token is for tenant {claimed_tenant(token)}, not {tenant}", param_hint="'--token'"
+        )
     if anonymous or token:
         return lambda: token
-    settings.require("token_hmac_secret")
+    require(
+        settings,
+        "token_hmac_secret",
+        instead={"token_hmac_secret": "Or give --token, or --anonymous."},
+    )
     secret = settings.token_hmac_secret.get_secret_value()
 
-    def fresh() -> str:
-        return sign(secret, tenant, TAIL_USER, now=time.time(), ttl_s=TAIL_TOKEN_TTL_S)
-
-    _checked(fresh)
-    return fresh
+    return lambda: sign(secret, tenant, TAIL_USER, now=time.time(), ttl_s=TAIL_TOKEN_TTL_S)
 
 
 async def _until_signal(following: "Tail") -> None:
@@ -169,7 +240,9 @@ def _warn(line: str) -> None:
 
 def token(
     user: Annotated[str, typer.Option(help="The user: claim `sub`.", show_default=False)],
-    tenant: Annotated[str, typer.Option(help="The tenant: claim `tenant`.")] = "default",
+    tenant: Annotated[
+        str, typer.Option(help="The tenant: claim `tenant`.", callback=tenant_name)
+    ] = "default",
     ttl: Annotated[
         str, typer.Option(metavar="DURATION", help="How long it is good for: 90s, 15m, 12h, 7d.")
     ] = "1h",
@@ -190,11 +263,7 @@ def token(
     settings = load(config)
     settings.require("token_hmac_secret")
     secret = settings.token_hmac_secret.get_secret_value()
-    typer.echo(_checked(lambda: sign(secret, tenant, user, now=time.time(), ttl_s=ttl_s)))
-
-
-def _checked(make: Callable[[], str]) -> str:
     try:
-        return make()
+        typer.echo(sign(secret, tenant, user, now=time.time(), ttl_s=ttl_s))
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint="'--user'") from None

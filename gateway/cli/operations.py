@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import ConfigFile, Room, Tenant
+from gateway.cli.options import ConfigFile, NegativeNumbers, Room, Tenant, room_of_tenant
 
 epoch_app = typer.Typer(
     name="epoch",
@@ -23,7 +23,9 @@ epoch_app = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to ``app``."""
-    app.command(short_help="Replace one message by a tombstone, everywhere.")(redact)
+    app.command(cls=NegativeNumbers, short_help="Replace one message by a tombstone, everywhere.")(
+        redact
+    )
     app.command(short_help="Compare Postgres and Redis, message by message.")(verify)
     epoch_app.command("new", short_help="Begin a new history.")(epoch_new)
     app.add_typer(epoch_app)
@@ -32,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def redact(
     tenant: Tenant,
     room: Room,
-    offset: Annotated[int, typer.Argument(metavar="OFFSET", help="The message's offset.")],
+    offset: Annotated[int, typer.Argument(min=1, metavar="OFFSET", help="The message's offset.")],
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why, for the table tidegate.redaction.")
     ] = None,
@@ -71,7 +73,11 @@ def redact(
 def verify(
     room: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="TENANT ROOM", help="This room and the bus that carries it only."),
+        typer.Option(
+            metavar="TENANT ROOM",
+            help="This room and the bus that carries it only.",
+            callback=room_of_tenant,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     config: ConfigFile = None,
@@ -130,7 +136,8 @@ def epoch_new(
     settings.require("postgres_dsn", "redis_url")
     if not yes:
         raise typer.BadParameter(
-            "this tells every client that continuity was lost, and cannot be undone: give --yes"
+            "this tells every client that continuity was lost, and cannot be undone: give --yes",
+            param_hint="'--yes'",
         )
     outstanding = asyncio.run(
         new_epoch.begin(

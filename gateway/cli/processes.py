@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import ConfigFile
+from gateway.cli.options import ConfigFile, require
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def dev(
-    port: Annotated[int, typer.Option(help="Port of the first gateway; 0 for a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port of the first gateway; 0 for a free one.")
+    ] = 8000,
     gateways: Annotated[int, typer.Option(min=1, max=16, help="How many gateways.")] = 1,
     relays: Annotated[int, typer.Option(min=1, max=16, help="How many relays.")] = 1,
     data: Annotated[
@@ -38,7 +40,9 @@ def dev(
       tidegate tail acme orders:42
     """
     from gateway.dev import StackOptions, run  # noqa: PLC0415
+    from gateway.sources import load  # noqa: PLC0415
 
+    load()  # what is wrong is better told once than by each child
     folder = None if ephemeral else data
     run(StackOptions(folder=folder, port=port, gateways=gateways, relays=relays))
 
@@ -116,14 +120,17 @@ def relay(config: ConfigFile = None) -> None:
 def gateway(
     port: Annotated[
         int | None,
-        typer.Option(help="Port to listen on (TIDEGATE_PORT, 8000).", show_default=False),
+        typer.Option(
+            min=0, max=65_535, help="Port to listen on (TIDEGATE_PORT, 8000).", show_default=False
+        ),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(help="Address to listen on (TIDEGATE_HOST, 127.0.0.1).", show_default=False),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes (TIDEGATE_WORKERS, 1).", show_default=False)
+        int | None,
+        typer.Option(min=1, max=256, help="Processes (TIDEGATE_WORKERS, 1).", show_default=False),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
@@ -144,7 +151,12 @@ def gateway(
     given = {"port": port, "host": host, "workers": workers}
     settings = load(config, overrides={k: v for k, v in given.items() if v is not None})
     needed = ("postgres_dsn", "redis_url")
-    settings.require(*needed, *(() if settings.allow_anonymous else ("token_hmac_secret",)))
+    require(
+        settings,
+        *needed,
+        *(() if settings.allow_anonymous else ("token_hmac_secret",)),
+        instead={"token_hmac_secret": "TIDEGATE_ALLOW_ANONYMOUS=true lets them in."},
+    )
     logs.configure(settings.log_format, settings.log_level)
     from gateway.server import serve  # noqa: PLC0415
 

@@ -49,6 +49,9 @@ async def verify(
             await in_streams.all()
         else:
             await in_log.room(*room)
+            if not findings.checked["rooms"]:
+                findings.notes.clear()
+                findings.wrong(f"room {room[1]} of tenant {room[0]} never had a message")
             await in_streams.room(*room)
         if (await layout(connection)).epoch != found.epoch:
             findings.problems.clear()

@@ -11,7 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from gateway.cli.messages import own_url
 from gateway.embedded import EmbeddedRedis
+from gateway.settings import Settings
 from gateway.tokens import sign, verify
 
 SECRET = "a secret of thirty-two bytes or more"
@@ -27,6 +29,7 @@ def run(
         input=stdin,
         capture_output=True,
         text=True,
+        errors="surrogateescape",
         timeout=60,
         env=dict(os.environ, **settings),
         check=False,
@@ -70,16 +73,35 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["tial"], "No such command 'tial'."),
+        (["tial"], "No such command 'tial'. Did you mean 'tail'? See: tidegate --help"),
         (["tail"], "Missing argument 'TENANT'. See: tidegate tail --help"),
         (["tail", "a", "b", "--since", "x"], "'x' is not a position: give EPOCH:OFFSET or `start`"),
         (
             ["token", "--user", "a", "--ttl", "1w"],
             "'1w' is not a duration like 90s, 15m, 12h or 7d",
         ),
-        (["publish", "a", "b", "{}", "--tag", "x"], "--tag 'x' is not KEY=VALUE"),
-        (["gateway", "--port", "x"], "Invalid value for '--port': "),
-        (["gateway", "--port", "70000"], "TIDEGATE_PORT must be less than or equal to 65535"),
+        (["token", "--user", "a", "--ttl", "1w"], "Invalid value for '--ttl': "),
+        (["token", "--tenant", "a:b", "--user", "a"], "Invalid value for '--tenant': tenant name"),
+        (
+            ["publish", "a", "b", "{}", "--tag", "x"],
+            "Invalid value for '--tag': 'x' is not KEY=VALUE. See: tidegate publish --help",
+        ),
+        (["publish", "a", "b", "{}", "--tag", "x=1", "--tag", "x=2"], "'x' is given twice."),
+        (["publish", "a", "b", "{}", "--tga", "x=1"], "No such option: --tga"),
+        (["publish", "a", "b c", "{}"], "Invalid value for 'ROOM': room name 'b c' is not"),
+        (["publish", "a:b", "c", "{}"], "Invalid value for 'TENANT': tenant name 'a:b' is not"),
+        (["tail", "a", "b c"], "Invalid value for 'ROOM': room name 'b c' is not"),
+        (
+            ["tail", "a", "b", "--url", "junk"],
+            "for '--url': 'junk' is not a WebSocket URL like ws:",
+        ),
+        (["tail", "a", "b", "--url", "ws://a:x/"], "'ws://a:x/' is not a WebSocket URL"),
+        (["verify", "--room", "a", "b c"], "Invalid value for '--room': room name 'b c' is not"),
+        (["redact", "a", "b", "0"], "Invalid value for 'OFFSET': "),
+        (["redact", "a", "b", "-1"], "Invalid value for 'OFFSET': "),
+        (["gateway", "--port", "x"], "Invalid value for '--port': must be a whole number. See: "),
+        (["gateway", "--port", "70000"], "Invalid value for '--port': "),
+        (["dev", "--port", "-1"], "'--port'"),
         (["config", "--config", "none.toml"], "the settings file none.toml cannot be read"),
     ],
 )
@@ -112,12 +134,17 @@ def test_a_gateway_needs_a_secret_or_anonymous_clients() -> None:
         "gateway", code=2, TIDEGATE_POSTGRES_DSN=NOWHERE_DSN, TIDEGATE_REDIS_URL=NOWHERE_URL
     )
     assert line.startswith("TIDEGATE_TOKEN_HMAC_SECRET is not set")
+    assert line.endswith("TIDEGATE_ALLOW_ANONYMOUS=true lets them in.")
+    line = failure("tail", "acme", "orders:42", code=2)
+    assert line.endswith("Or give --token, or --anonymous.")
+    assert "](" not in run("gateway").stderr, "a link"
 
 
 def test_wrong_settings_are_told_by_every_command() -> None:
     assert failure("config", code=2, TIDEGATE_PROT="1") == (
         "TIDEGATE_PROT is not a setting: did you mean TIDEGATE_PORT?"
     )
+    assert failure("config", code=2, TIDEGATE_LENGTH="1") == "TIDEGATE_LENGTH is not a setting"
 
 
 def test_config_checks_and_prints() -> None:
@@ -138,9 +165,23 @@ def test_a_postgres_out_of_reach(arguments: list[str]) -> None:
     assert "Connection refused" in line
 
 
-def test_a_dsn_that_is_none() -> None:
-    line = failure("migrate", code=1, TIDEGATE_POSTGRES_DSN="host=a hunter2")
-    assert "DSN" in line
+@pytest.mark.parametrize(
+    ("dsn", "problem"),
+    [
+        ("host=a hunter2", "is not a connection string: postgresql://user:password@host"),
+        ("host=a foo=hunter2", "has the option 'foo', which Postgres does not know"),
+        ("postgresql://a/b?foo=hunter2", "has the option 'foo', which Postgres does not know"),
+    ],
+)
+def test_a_dsn_that_is_none(dsn: str, problem: str, tmp_path: Path) -> None:
+    for command in ("migrate", "status", "dev"):
+        line = failure(command, code=2, TIDEGATE_POSTGRES_DSN=dsn, TIDEGATE_REDIS_URL=NOWHERE_URL)
+        assert line.startswith(f"TIDEGATE_POSTGRES_DSN {problem}")
+    file = tmp_path / "a.toml"
+    file.write_text(f'postgres_dsn = "{dsn}"\n')
+    assert failure("migrate", "--config", str(file), code=2).startswith(
+        f"{file}: postgres_dsn {problem}"
+    )
 
 
 def test_migrate(database: str) -> None:
@@ -166,6 +207,7 @@ def test_publish(migrated: str) -> None:
     assert done.returncode == 0
     txid = done.stdout.strip()
     run("publish", "acme", "orders:43", "-", stdin="[1]\n", **settings)
+    run("publish", "acme", "orders:43", "-1.5e3", "--tag", "a=b", **settings)
     with psycopg.connect(migrated) as connection:
         rows = connection.execute(
             "SELECT tenant, room, payload::text, tags, txid::text FROM tidegate.outbox ORDER BY id"
@@ -173,12 +215,24 @@ def test_publish(migrated: str) -> None:
     assert rows[0] == ("acme", "orders:42", '{"a": 1.50}', {"k": "v=w"}, txid)
     assert rows[1][:2] == ("acme", "orders:43")
     assert json.loads(rows[1][2]) == [1]
+    assert rows[2][2] == "-1.5e3"
 
 
 def test_publish_refuses_what_is_no_message(migrated: str) -> None:
     settings = {"TIDEGATE_POSTGRES_DSN": migrated}
-    assert "room name" in failure("publish", "acme", "a b", "{}", code=1, **settings)
-    assert "tenant name" in failure("publish", "a:b", "room", "{}", code=1, **settings)
+    for text, line in (
+        (b'"\xff"', "data is not valid UTF-8: invalid start byte at byte 1"),
+        (b'"\xed\xa0\x80"', "data is not valid UTF-8: invalid continuation byte at byte 1"),
+    ):
+        assert failure("publish", "acme", "room", os.fsdecode(text), code=1, **settings) == line
+        done = run("publish", "acme", "room", "-", stdin=os.fsdecode(text), **settings)
+        assert (done.returncode, done.stderr) == (1, f"tidegate: {line}\n")
+    done = run("publish", "acme", "room", "-", stdin=" \n", **settings)
+    assert done.returncode == 2
+    assert "Invalid value for 'JSON': stdin is empty" in done.stderr
+    odd = os.fsdecode(b"a=\xff")
+    line = failure("publish", "acme", "room", "1", "--tag", odd, code=2, **settings)
+    assert "'--tag': 'a' is not valid UTF-8" in line
     line = failure("publish", "acme", "room", '{"topsecret"', code=1, **settings)
     assert "JSON" in line
     assert "topsecret" not in line
@@ -204,7 +258,28 @@ def _issued(token: str) -> float:
 
 def test_tail_without_a_gateway() -> None:
     line = failure("tail", "default", "b", "--anonymous", "--url", "ws://127.0.0.1:1/", code=1)
-    assert "cannot follow b at ws://127.0.0.1:1/" in line
+    assert line == (
+        "no gateway answers at ws://127.0.0.1:1/ (Connection refused): is one running? give its "
+        "address with --url"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        ({}, "ws://127.0.0.1:8000/connection/websocket"),
+        ({"TIDEGATE_PORT": "1"}, "ws://127.0.0.1:1/connection/websocket"),
+        ({"TIDEGATE_PORT": "1", "TIDEGATE_HOST": "0.0.0.0"}, "ws://127.0.0.1:1/connection"),
+        ({"TIDEGATE_PORT": "1", "TIDEGATE_HOST": "::1"}, "ws://[::1]:1/connection/websocket"),
+    ],
+)
+def test_tail_finds_the_gateway_of_its_settings(settings: dict[str, str], url: str) -> None:
+    found = Settings.model_validate(
+        {name.removeprefix("TIDEGATE_").lower(): value for name, value in settings.items()}
+    )
+    assert own_url(found.host, found.port).startswith(url)
+    if settings:
+        assert url in failure("tail", "default", "b", "--anonymous", code=1, **settings)
 
 
 def test_tail_does_not_follow_another_tenant_than_it_was_told() -> None:
@@ -277,6 +352,25 @@ def test_without_its_extra_a_command_says_what_to_install(module: str) -> None:
     assert done.stderr == (
         f"tidegate: {module} is not installed: pip install 'tidegate[gateway]'\n"
     )
+
+
+@pytest.mark.parametrize("module", ["gateway.cli", "gateway.sources"])
+def test_ctrl_c_while_it_imports(module: str) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "from gateway.__main__ import main\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv[1:] = ['config']\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_help_imports_little() -> None:

@@ -141,6 +141,15 @@ def test_a_tail_outlives_a_gateway(installation: Installation) -> None:
     assert [m["offset"] for m in messages(tail)] == [1, 2]
 
 
+def test_a_tail_begins_right_after_a_new_epoch(installation: Installation) -> None:
+    installation.publish("orders:1", 1)
+    installation.run("epoch", "new", "--yes")
+    tail = installation.tail("orders:1", "--since", "start", "--count", "2")
+    installation.publish("orders:1", 2)
+    assert tail.wait(40) == 0, tail.text()
+    assert [m["offset"] for m in messages(tail)] == [1, 2]
+
+
 def test_a_tail_that_is_not_let_in(installation: Installation) -> None:
     url = installation.gateway.websocket_url
     anonymous = installation.start("tail", "default", "orders:1", "--url", url, "--anonymous")

@@ -301,5 +301,5 @@ def test_the_command(migrated: str, redis_url: str, processes: Processes) -> Non
     assert report["problems"][0].startswith("Redis has epoch (none)")
     one = processes.start("one", "verify", "--room", "acme", "a", **settings)
     assert one.wait(60) == 1
-    assert "room acme a never had a message" in one.text()
+    assert "tidegate: room a of tenant acme never had a message" in one.text()
     assert "tidegate: Redis has epoch (none)" in one.text()
