@@ -112,11 +112,14 @@ class Mirror:
             lasts |= {s: last for s, last in done.lasts.items() if s not in done.unfinished}
             if done.unreached:
                 raise OutboxError(f"shards {sorted(done.unreached)} are out of reach")
-            return
-        if self._epoch and standing.held and not self._complete:
+        # While messages flow there is always one on its way: each shard has to have been complete
+        # once, no more.
+        if self._epoch and standing.held and standing.held <= lasts.keys() and not self._complete:
             self._complete = True
             self.trouble = None
             self._journal.info("additional redis: complete", shards=len(standing.held))
+        if behind:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_INTERVAL_S):
                 await standing.appended.wait()
