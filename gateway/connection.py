@@ -8,7 +8,6 @@ replay as the peer reads.
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,6 +41,7 @@ from gateway.session import (
 )
 from gateway.tokens import TokenExpired, TokenInvalid
 from gateway.writer import Rejected, Writer
+from outbox.backoff import Backoff
 from outbox.errors import OutboxError
 
 RETRY_S = (0.1, 5.0)
@@ -359,7 +359,8 @@ class Connection:
 
     async def _catch_up(self) -> None:
         """Page by page, room by room, until all are live or the buffer is full."""
-        failures = 0
+        waiting = False
+        backoff = Backoff(*RETRY_S)
         while self._behind and not self._socket.full:
             subscription = next(iter(self._behind))
             del self._behind[subscription]
@@ -372,14 +373,14 @@ class Connection:
                 continue
             try:
                 found = await self._services.history.read(room, subscription.offset)
-                failures = 0
+                waiting = False
+                backoff.reset()
             except (Unavailable, OutboxError, RedisError, OSError) as error:
-                if failures == 0:
+                if not waiting:
                     log.warning("replay waits", client=self.session.client, error=str(error)[:200])
-                failures += 1
+                waiting = True
                 self._behind[subscription] = None
-                low, high = RETRY_S
-                await asyncio.sleep(random.uniform(low / 2, min(high, low * 2**failures)))
+                await asyncio.sleep(backoff.next_s())
                 continue
             name = room.key[1]
             if self._subscriptions.get(name) is not subscription:

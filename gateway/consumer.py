@@ -8,7 +8,6 @@ All lanes belong to one epoch: on a change they end before anything of the new o
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -19,6 +18,7 @@ from gateway.feed import Feed
 from gateway.hub import Hub
 from gateway.lane import ANSWER_S, Lane, is_missing
 from outbox import tasks
+from outbox.backoff import Backoff
 from outbox.errors import OutboxError
 from outbox.log import Log
 from outbox.streams import Streams
@@ -180,6 +180,7 @@ class Consumer:
         """One lane after another: every failure is answered by a new connection."""
         client = self._streams.client
         failures = 0
+        backoff = Backoff(*BACKOFF_S)
         ask_at = None
         while True:
             self._connections += 1
@@ -209,8 +210,9 @@ class Consumer:
                 del self._lanes[key]
                 self._leftovers |= dict.fromkeys((bus, lane.group) for bus in lane.joined.values())
             failures = 1 if progressed else failures + 1
-            low, high = BACKOFF_S
-            await asyncio.sleep(random.uniform(0, min(high, low * 2**failures)))
+            if progressed:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     def _wanted(self, key: int) -> Mapping[int, int]:
         positions = self._hub.positions

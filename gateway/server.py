@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from gateway.logs import configure
 from gateway.settings import Settings
 from gateway.transport import CLOSE_TIMEOUT_S, Server
 from gateway.worker import Worker
+from outbox.backoff import Backoff
 
 STEADY_S = 30.0
 """A worker that lived so long is taken for healthy: the next back-off begins small again."""
@@ -100,7 +100,7 @@ class Supervisor:
         self._socket = sock
         self._stopping = False
         self._processes: list[BaseProcess | None] = [None] * workers
-        self._failures = [0] * workers
+        self._backoffs = [Backoff(0.2, 10.0) for _ in range(workers)]
         self._start_at = [0.0] * workers
 
     def run(self) -> int:
@@ -131,10 +131,9 @@ class Supervisor:
         for index, process in enumerate(self._processes):
             if process is not None and not process.is_alive():
                 log.error("worker ended", pid=process.pid, exit_code=process.exitcode)
-                steady = now - self._start_at[index] > STEADY_S
-                self._failures[index] = 0 if steady else self._failures[index] + 1
-                back_off_s = min(10.0, 0.2 * 2 ** self._failures[index])
-                self._start_at[index] = now + random.uniform(back_off_s / 2, back_off_s)
+                if now - self._start_at[index] > STEADY_S:
+                    self._backoffs[index].reset()
+                self._start_at[index] = now + self._backoffs[index].next_s()
                 self._processes[index] = None
             if self._processes[index] is None and now >= self._start_at[index]:
                 self._start_at[index] = now

@@ -11,11 +11,12 @@ import psycopg
 from redis.exceptions import RedisError
 
 from outbox import database
+from outbox.backoff import Backoff
 from outbox.errors import EpochChanged, Fork, OutboxError, PostgresUnavailable
 from outbox.log import Log
 from outbox.reconcile import reconcile
 from outbox.redis.connect import check, connect
-from outbox.standing import Backoff, Journal, Standing
+from outbox.standing import Journal, Standing
 from outbox.streams import StreamLimits, Streams
 
 LOOK_INTERVAL_S = 1.0

@@ -15,6 +15,7 @@ from psycopg import errors
 from redis.exceptions import RedisError
 
 from outbox import link
+from outbox.backoff import Backoff
 from outbox.database import Connection
 from outbox.doorbell import Doorbell
 from outbox.errors import EpochChanged, Fork
@@ -24,7 +25,7 @@ from outbox.log import Log
 from outbox.message import Message
 from outbox.reconcile import reconcile
 from outbox.sequence import Batch, Sequencer
-from outbox.standing import Backoff, Journal, Pace, Standing
+from outbox.standing import Journal, Pace, Standing
 from outbox.streams import Status, Streams
 
 OLD_EPOCH_KEPT_S = 3_600

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from outbox import database, retention, tasks
 from outbox.admission import Admission
+from outbox.backoff import Backoff
 from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
 from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
@@ -33,7 +34,7 @@ from outbox.mirror import Mirror
 from outbox.neighbour import Neighbours, complaint
 from outbox.pump import Pump
 from outbox.redis.connect import check, connect
-from outbox.standing import Backoff, Pace, Standing
+from outbox.standing import Pace, Standing
 from outbox.streams import StreamLimits, Streams
 from outbox.witness import delivered
 

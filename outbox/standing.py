@@ -1,7 +1,6 @@
 """What the parts of a relay share: how it stands, how often it looks, how long it waits."""
 
 import asyncio
-import random
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,25 +11,6 @@ class Journal(Protocol):
     def info(self, event: str, **values: Any) -> Any: ...
 
     def warning(self, event: str, **values: Any) -> Any: ...
-
-
-class Backoff:
-    """Waiting times that double from ``least_s`` to ``most_s``, with jitter."""
-
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self._least_s = least_s
-        self._most_s = most_s
-        self._next_s = least_s
-
-    def reset(self) -> None:
-        """Begins again with the least."""
-        self._next_s = self._least_s
-
-    def next_s(self) -> float:
-        """The next waiting time: between half of it and all of it."""
-        delay_s = self._next_s
-        self._next_s = min(delay_s * 2, self._most_s)
-        return delay_s * random.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
