@@ -1,9 +1,11 @@
 """The system under test: real servers and processes, with a proxy on every link."""
 
 import asyncio
+import importlib
 import json
 import re
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -38,6 +40,9 @@ SETTINGS: Mapping[str, str] = {
     "TIDEGATE_LOG_FORMAT": "json",
 }
 
+POSTGRES_SETTINGS: Mapping[str, str] = {"max_prepared_transactions": "40"}
+"""Of the server of a cluster whose writers may prepare transactions."""
+
 SUPERVISION_S = 0.5
 
 
@@ -61,6 +66,7 @@ class Cluster:
         self.postgres = postgres
         self.dsn = dsn
         self.redis = redis
+        self.folder = folder
         self.processes = Processes(folder)
         self.relays: list[Process] = []
         self.gateways: list[Process] = []
@@ -77,7 +83,7 @@ class Cluster:
             "TIDEGATE_NAMESPACES": json.dumps({}),
             **settings,
         }
-        self._through = through or dsn
+        self._through = through
         self._relays = relays
         self._gateways = gateways
         self._stack = AsyncExitStack()
@@ -103,12 +109,13 @@ class Cluster:
 
     async def start(self, name: str, role: str, **settings: str) -> Process:
         """Starts a relay or a gateway with links of its own; does not wait until it is ready."""
-        port = int(conninfo_to_dict(self._through)["port"] or 0)
+        through = self._through or self.dsn
+        port = int(conninfo_to_dict(through)["port"] or 0)
         to_postgres = await self._link(f"{name} to postgres", port)
         to_redis = await self._link(f"{name} to redis", self.redis.port)
         environment = {
             **self._settings,
-            "TIDEGATE_POSTGRES_DSN": make_conninfo(self._through, port=to_postgres.port),
+            "TIDEGATE_POSTGRES_DSN": make_conninfo(through, port=to_postgres.port),
             "TIDEGATE_REDIS_URL": self.redis.url.replace(
                 f":{self.redis.port}/", f":{to_redis.port}/"
             ),
@@ -156,6 +163,32 @@ class Cluster:
         chosen = [*self.relays, *self.gateways] if processes is None else processes
         return [self.links[f"{process.name} to postgres"] for process in chosen]
 
+    async def lead_to_postgres(self, server: EmbeddedPostgres) -> None:
+        """From now on this is the server of everybody, as after a change in DNS.
+
+        The one before it is stopped, and its data are removed if this cluster has made it.
+        """
+        assert not self._through
+        self._stack.callback(server.stop)
+        before, self.postgres = self.postgres, server
+        self.dsn = make_conninfo(self.dsn, port=server.port)
+        for link in self.to_postgres():
+            link.lead_to(server.port)
+        await asyncio.to_thread(before.stop)
+        if before._given is not None and before._given.is_relative_to(self.folder):
+            data = before._given / "cluster"
+            await asyncio.to_thread(shutil.rmtree, data, ignore_errors=True)
+
+    def lead_to_redis(self, server: EmbeddedRedis) -> None:
+        """The same for Redis; whether the one before it stops is up to the caller."""
+        self.redis = server
+        for link in self.to_redis():
+            link.lead_to(server.port)
+
+    def owns(self, server: EmbeddedRedis) -> None:
+        """Stops the server at the end, if it runs till then."""
+        self._stack.callback(server.stop)
+
     async def restart(self, process: Process) -> None:
         """SIGTERM if it runs, and a new start, ready."""
         await asyncio.to_thread(process.restart)
@@ -192,7 +225,7 @@ class Cluster:
 
     def client(self) -> Redis:
         """A client past all proxies."""
-        return Redis.from_url(self.redis.url, socket_timeout=30)
+        return client_of(self.redis)
 
     async def epoch(self) -> str:
         return str((await self.sql("SELECT epoch FROM tidegate.meta"))[0][0])
@@ -211,10 +244,23 @@ class Cluster:
         return sum(len(re.findall(pattern, process.text())) for process in chosen)
 
 
+def prepare_database(postgres: EmbeddedPostgres) -> None:
+    """Makes the schema. The bell works, also on a server that allows to prepare transactions:
+    who does so must turn it off first."""
+    importlib.import_module("outbox.migrations").migrate(postgres.dsn())
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT tidegate.set_doorbell(true)")
+
+
 def could_not_start(process: Process) -> bool:
     """Whether its last words are the one line that tells an operator why it cannot start."""
     lines = process.text().splitlines()
     return bool(lines) and lines[-1].startswith("tidegate: ")
+
+
+def client_of(server: EmbeddedRedis) -> Redis:
+    """A client of one server."""
+    return Redis.from_url(server.url, socket_timeout=30)
 
 
 def password_of(redis: EmbeddedRedis) -> str:

@@ -1,6 +1,5 @@
 """One cluster for all tests of this folder, and for each test a trial in it."""
 
-import importlib
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import POSTGRES_SETTINGS, Cluster, prepare_database
 from tests.chaos.trial import Trial
 
 
@@ -18,8 +17,8 @@ from tests.chaos.trial import Trial
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """Two relays and two gateways on servers of their own. Tests put back what they break."""
     folder: Path = tmp_path_factory.mktemp("chaos") / "processes"
-    with EmbeddedPostgres() as postgres, EmbeddedRedis() as redis:
-        importlib.import_module("outbox.migrations").migrate(postgres.dsn())
+    with EmbeddedPostgres(settings=POSTGRES_SETTINGS) as postgres, EmbeddedRedis() as redis:
+        prepare_database(postgres)
         async with Cluster(folder, postgres, postgres.dsn(), redis) as cluster:
             yield cluster
         cluster.processes.check_logs()

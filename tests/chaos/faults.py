@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
@@ -13,16 +13,20 @@ from redis.asyncio import Redis
 
 from outbox import tasks
 from tests.chaos.cluster import Cluster, could_not_start
+from tests.chaos.failover import postgres_fails_over, redis_fails_over
 from tests.chaos.proxy import Link
 from tests.chaos.schedule import Fault
-from tests.chaos.trial import Trial
+from tests.chaos.trial import Trial, within
 from tests.processes import Process
 
 LOOP_PAUSE_S = 0.1
 BYTES_PER_S = 20_000
 TERMINATION_S = 30.0
+SWITCH_S = 90.0
+"""Above the longest time for which another fault keeps a transaction open or Postgres away."""
+LOCK_TIMEOUT_S = 2
 TAIL = 0.4
-"""The share of a bus that "lose the tail" takes away, at most."""
+"""The share of a stream that "lose the tail" takes away, at most."""
 
 Healing = AbstractAsyncContextManager[None]
 
@@ -35,6 +39,8 @@ def inject(fault: Fault, trial: Trial) -> Healing:
         return _REDIS[fault.kind](cluster, pick)
     if fault.target == "postgres":
         return _POSTGRES[fault.kind](cluster, pick)
+    if fault.target == "writers":
+        return _prepare_transactions(trial)
     if fault.target == "some clients":
         links = [link for name, link in trial.links.items() if not name.startswith("steady")]
         return _links(fault, pick.sample(links, max(1, len(links) // 2)), pick)
@@ -142,14 +148,25 @@ async def _destroy_groups(cluster: Cluster, pick: random.Random) -> AsyncIterato
 
 @asynccontextmanager
 async def _lose_the_tail(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
-    """Each shard as a replica had it that lagged; some rooms' streams are gone altogether."""
+    """Some shards as a replica had them that lagged; of the others each stream for itself."""
     async with cluster.client() as client:
         for bus in [key async for key in client.scan_iter("tg:*:bus")]:
-            await lag(client, bus, 1 - pick.uniform(0, TAIL))
-        for room in [key async for key in client.scan_iter("tg:*:room:*")]:
             if pick.random() < 0.5:
-                await client.delete(room)
+                await lag(client, bus, 1 - pick.uniform(0, TAIL))
+                continue
+            for stream in [bus, *await rooms_of(client, bus)]:
+                if pick.random() < 0.7:
+                    count = await client.xlen(stream)
+                    await shorten(client, stream, int(count * (1 - pick.uniform(0, TAIL))))
+        for key in [key async for key in client.scan_iter("tg:{*}:*:*")]:
+            if pick.random() < 0.2:
+                await client.delete(key)
     yield
+
+
+async def rooms_of(client: Redis, bus: bytes) -> list[bytes]:
+    """The room streams of the bus' shard."""
+    return [key async for key in client.scan_iter(bus.removesuffix(b"bus") + b"room:*")]
 
 
 _LAG = """
@@ -163,14 +180,18 @@ redis.call('DEL', KEYS[1])
 for i = 1, kept do
   redis.call('XADD', KEYS[1], bus[i][1], unpack(bus[i][2]))
 end
-for k = 2, #KEYS do
+for k = 2, #KEYS, 2 do
   local entries = redis.call('XRANGE', KEYS[k], '-', '+')
-  redis.call('DEL', KEYS[k])
+  local begun = string.match(redis.call('GET', KEYS[k + 1]) or '', ' (%d+)$')
+  redis.call('DEL', KEYS[k], KEYS[k + 1])
   for _, entry in ipairs(entries) do
     local fields = entry[2]
     for f = 1, #fields, 2 do
       if fields[f] == 's' and tonumber(fields[f + 1]) <= last then
         redis.call('XADD', KEYS[k], entry[1], unpack(fields))
+        if begun then
+          redis.call('SET', KEYS[k + 1], string.match(entry[1], '^%d+') .. ' ' .. begun)
+        end
       end
     end
   end
@@ -184,8 +205,31 @@ async def lag(client: Redis, bus: bytes, keep: float) -> None:
 
     Replication is in order, so the streams of a replica that lags all end at one moment.
     """
-    rooms = [key async for key in client.scan_iter(bus.removesuffix(b"bus") + b"room:*")]
-    await cast(Any, client).eval(_LAG, 1 + len(rooms), bus, *rooms, str(keep))
+    names = [
+        name
+        for room in await rooms_of(client, bus)
+        for name in (room, room.replace(b"}:room:", b"}:top:", 1))
+    ]
+    await cast(Any, client).eval(_LAG, 1 + len(names), bus, *names, str(keep))
+
+
+_SHORTEN = """
+local entries = redis.call('XRANGE', KEYS[1], '-', '+')
+local kept = tonumber(ARGV[1])
+local ttl_ms = redis.call('PTTL', KEYS[1])
+redis.call('DEL', KEYS[1])
+for i = 1, kept do
+  redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2]))
+end
+if kept > 0 and ttl_ms > 0 then
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+end
+"""
+
+
+async def shorten(client: Redis, stream: bytes | str, kept: int) -> None:
+    """Leaves only the first so many entries of one stream, as if there had never been more."""
+    await cast(Any, client).eval(_SHORTEN, 1, stream, kept)
 
 
 @asynccontextmanager
@@ -286,6 +330,46 @@ async def _hold(cluster: Cluster, statement: str) -> AsyncIterator[None]:
         yield
 
 
+@asynccontextmanager
+async def _prepare_transactions(trial: Trial) -> AsyncIterator[None]:
+    """Half of the writers' transactions have two phases, without the bell, which forbids them."""
+    await _switch_doorbell(trial.cluster, on=False)
+    trial.two_phases.allowed = True
+    try:
+        yield
+    finally:
+        trial.two_phases.allowed = False
+
+        async def ended() -> bool:
+            return trial.two_phases.under_way == 0
+
+        assert await within(SWITCH_S, ended), "writers still have prepared transactions"
+        await _until_answered(trial.forget_prepared)
+        await _switch_doorbell(trial.cluster, on=True)
+
+
+async def _switch_doorbell(cluster: Cluster, on: bool) -> None:
+    """It takes a lock on the outbox, for which it must not wait long: others wait behind it."""
+    await _until_answered(
+        lambda: cluster.sql(
+            f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'; SELECT tidegate.set_doorbell({on})"
+        )
+    )
+
+
+async def _until_answered(act: Callable[[], Awaitable[Any]]) -> None:
+    """Repeats what other faults make fail."""
+
+    async def answered() -> bool:
+        try:
+            await act()
+        except (psycopg.OperationalError, OSError):
+            return False
+        return True
+
+    assert await within(SWITCH_S, answered), "Postgres is not back, or the outbox is locked"
+
+
 def _hold_a_snapshot(cluster: Cluster, pick: random.Random) -> Healing:
     return _hold(cluster, "SELECT FROM tidegate.outbox")
 
@@ -303,6 +387,7 @@ _REDIS: dict[str, Callable[[Cluster, random.Random], Healing]] = {
     "stall": _stall_redis,
     "kill connections": _kill_connections,
     "fill memory": _fill_memory,
+    "fail-over without the tail": redis_fails_over,
 }
 _POSTGRES: dict[str, Callable[[Cluster, random.Random], Healing]] = {
     "terminate backends": _terminate_backends,
@@ -311,4 +396,5 @@ _POSTGRES: dict[str, Callable[[Cluster, random.Random], Healing]] = {
     "stall": _stall_postgres,
     "hold a snapshot": _hold_a_snapshot,
     "idle in transaction": _idle_in_transaction,
+    "fail-over": postgres_fails_over,
 }

@@ -45,8 +45,15 @@ class Report:
     deliveries: tuple[Delivery, ...]
     reconnects: int
     """Connections that clients lost and made anew."""
-    resumes: int
-    """Subscriptions that were resumed, all of them recovered in a good run."""
+    recoveries: int
+    """Subscriptions that were resumed without a loss."""
+    not_recovered: int
+    """Those that were told that continuity is lost; none in a good run."""
+    prepared: int
+    """Transactions that were prepared (PREPARE TRANSACTION)."""
+    restarts: int
+    """Processes that ended by themselves, where a store was away at their start, and were started
+    again."""
     verdict: Verdict
     troubles: tuple[str, ...]
     """Tracebacks in logs, faults that could not be done."""
@@ -75,19 +82,34 @@ class Report:
         lines = [
             f"# Chaos run, seed {self.seed}",
             "",
-            f"**{'Good' if self.good else 'VIOLATIONS'}.** {self.duration_s / 60:.1f} minutes, "
-            f"{len(self.injected)} faults, {verdict.messages} messages committed "
-            f"({verdict.rolled_back} rolled back, {verdict.uncertain} with the answer to their "
-            f"commit lost), {verdict.deliveries} deliveries, {self.reconnects} reconnects, "
-            f"{self.resumes} resumes.",
+            f"**{'Good' if self.good else 'VIOLATIONS'}.** {len(verdict.violations)} violations, "
+            f"{len(verdict.unsettled)} clients or streams that did not come to rest, "
+            f"{len(self.troubles)} other troubles.",
+            "",
+            "| what | how many |",
+            "|---|---|",
+            f"| minutes | {self.duration_s / 60:.1f} |",
+            f"| faults injected | {len(self.injected)} |",
+            f"| messages committed | {verdict.messages} |",
+            f"| messages rolled back | {verdict.rolled_back} |",
+            f"| messages with the answer to their commit lost | {verdict.uncertain} |",
+            f"| transactions prepared | {self.prepared} |",
+            f"| deliveries | {verdict.deliveries} |",
+            f"| connections lost and made anew | {self.reconnects} |",
+            f"| recoveries: subscriptions resumed without a loss | {self.recoveries} |",
+            f'| subscriptions told "not recovered" | {self.not_recovered} |',
+            f"| processes that ended by themselves | {self.restarts} |",
             "",
             f"Repeat it with `make chaos SEED={self.seed} MINUTES={self.duration_s / 60:g}`.",
             "",
             "Median delivery to a steady client after the answer to its commit, while nothing "
-            f"failed: {calm_s * 1000:.1f} ms. ",
-            "Below: the longest delivery to a steady client that was under way during a fault of ",
-            "the kind (faults overlap, so it may be due to another), and how long after the end ",
-            "of the fault something committed after it had reached every steady client.",
+            f"failed: {calm_s * 1000:.1f} ms.",
+            "",
+            "## Faults and the worst that was noticed of them",
+            "",
+            "The longest delivery to a steady client under way during a fault of the kind (faults",
+            "overlap, so it may be due to another), and how long after the end of the fault",
+            "something committed after it had reached every steady client.",
             "",
             "| fault | times | longest delivery, s | back after, s |",
             "|---|---|---|---|",
@@ -114,7 +136,10 @@ class Report:
                 "rolled_back": self.verdict.rolled_back,
                 "uncertain": self.verdict.uncertain,
                 "reconnects": self.reconnects,
-                "resumes": self.resumes,
+                "recoveries": self.recoveries,
+                "not_recovered": self.not_recovered,
+                "prepared": self.prepared,
+                "restarts": self.restarts,
                 "violations": [str(violation) for violation in self.verdict.violations],
                 "unsettled": list(self.verdict.unsettled),
                 "troubles": list(self.troubles),

@@ -43,6 +43,7 @@ async def run(
     trial = Trial(cluster, seed, tenants=TENANTS, rooms=ROOMS)
     injected: list[Injected] = []
     troubles: list[str] = []
+    restarts = cluster.restarts
     # Healing may take longer than the schedule has it.
     turns = {fault.target: asyncio.Lock() for fault in faults}
     supervising = asyncio.create_task(cluster.supervise())
@@ -69,14 +70,20 @@ async def run(
             tuple(_deliveries(trial, started)),
             sum(said.event == "closed" for m in trial.members for said in m.diary.said),
             sum(
-                said.event == "subscribed" and said.was_recovering
+                said.event == "subscribed" and said.was_recovering and said.recovered
                 for m in trial.members
                 for said in m.diary.said
             ),
+            sum(
+                said.event == "subscribed" and said.was_recovering and not said.recovered
+                for m in trial.members
+                for said in m.diary.said
+            ),
+            trial.two_phases.prepared,
+            cluster.restarts - restarts,
             verdict,
             (*troubles, *_tracebacks(cluster)),
         )
-        say(f"{cluster.restarts} processes had ended by themselves and were started again")
         if not report.good:
             _keep(folder, trial)
     finally:

@@ -18,7 +18,7 @@ class Fault:
     kind: str
     target: str
     """What it is done to: ``redis``, ``postgres``, ``relay-1``, ``gateway-2 to redis``,
-    ``clients`` …"""
+    ``some clients``, ``writers`` …"""
     lasts_s: float
     seed: int
     """For the choices that it makes itself."""
@@ -49,6 +49,7 @@ REDIS_KINDS = {
     "kill connections": (0.5, 4.0),
     "fill memory": (1.0, 6.0),
     "lose the tail": (0.0, 0.0),
+    "fail-over without the tail": (0.5, 4.0),
 }
 POSTGRES_KINDS = {
     "terminate backends": (0.0, 0.0),
@@ -57,7 +58,11 @@ POSTGRES_KINDS = {
     "stall": (0.5, 6.0),
     "hold a snapshot": (4.0, 20.0),
     "idle in transaction": (4.0, 20.0),
+    "fail-over": (0.1, 2.0),
 }
+WRITERS_KINDS = {"prepare transactions": (5.0, 25.0)}
+APART_S = {"fail-over": 60.0, "fail-over without the tail": 20.0}
+"""Kinds that take long to set up, and how long after its start the same may start again."""
 PAUSE_MEAN_S = 2.0
 """Between the starts of two faults."""
 
@@ -78,8 +83,11 @@ def schedule(seed: int, duration_s: float, relays: int, gateways: int) -> list[F
         lasts_s = round(pick.uniform(*kinds[kind]), 2)
         seed_of_fault = pick.getrandbits(32)
         at_s = round(at_s, 2)
-        if busy_until_s.get(target, 0.0) <= at_s and at_s + lasts_s <= duration_s:
+        free_at_s = max(busy_until_s.get(target, 0.0), busy_until_s.get(kind, 0.0))
+        if free_at_s <= at_s and at_s + lasts_s <= duration_s:
             busy_until_s[target] = at_s + lasts_s + 1.0
+            if kind in APART_S:
+                busy_until_s[kind] = at_s + APART_S[kind]
             faults.append(Fault(at_s, kind, target, lasts_s, seed_of_fault))
         at_s += pick.expovariate(1 / PAUSE_MEAN_S)
     return faults
@@ -104,6 +112,7 @@ def _targets(
             LINK_KINDS,
         ),
         "clients' links": (["some clients"], LINK_KINDS),
+        "writers": (["writers"], WRITERS_KINDS),
     }
 
 

@@ -19,7 +19,10 @@ REPORT = Report(
     injected=(Injected(FREEZE, 10.1, 15.2),),
     deliveries=(Delivery(1.0, 1.01), Delivery(11.0, 14.0), Delivery(16.0, 16.5)),
     reconnects=3,
-    resumes=9,
+    recoveries=9,
+    not_recovered=0,
+    prepared=2,
+    restarts=1,
     verdict=GOOD,
     troubles=(),
 )

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.run import run
-from tests.chaos.schedule import schedule
+from tests.chaos.schedule import Fault, schedule
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
@@ -21,3 +21,27 @@ async def test_a_short_run(cluster: Cluster, tmp_path: Path, seed: int) -> None:
     finally:
         cluster.heal()
     assert report.good, report.markdown()
+
+
+SUCCESSION = (
+    Fault(1.0, "prepare transactions", "writers", 12.0, 1),
+    Fault(2.0, "fail-over", "postgres", 0.5, 2),
+    Fault(3.0, "fail-over without the tail", "redis", 2.0, 3),
+    Fault(6.0, "restart", "postgres", 0.0, 4),
+)
+"""Both stores are succeeded by another server, while transactions are prepared."""
+
+
+async def test_both_stores_are_succeeded(cluster: Cluster, tmp_path: Path, seed: int) -> None:
+    postgres, redis = cluster.postgres, cluster.redis
+    try:
+        report = await run(
+            cluster, SUCCESSION, seed, DURATION_S, tmp_path, print, clients=8, writers=6
+        )
+    finally:
+        cluster.heal()
+    assert report.good, report.markdown()
+    assert report.prepared > 0
+    assert cluster.postgres is not postgres
+    assert not postgres.alive
+    assert cluster.redis is not redis

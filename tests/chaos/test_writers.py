@@ -13,8 +13,10 @@ import pytest
 import pytest_asyncio
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
-from tests.chaos.cluster import Cluster
+from publisher import publish_async
+from tests.chaos.cluster import POSTGRES_SETTINGS, Cluster
 from tests.chaos.trial import Trial, within
+from tests.oracle import Key
 from tests.pgbouncer import pgbouncer
 from tests.processes import Processes
 
@@ -85,32 +87,51 @@ async def test_a_lower_id_whose_transaction_id_comes_late(trial: Trial, cluster:
 
 
 async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
-    """The bell is off where PREPARE TRANSACTION is allowed; relays poll, and say so once."""
-    settings = {"max_prepared_transactions": "20"}
-    with EmbeddedPostgres(settings=settings) as postgres, EmbeddedRedis() as redis:
+    """The bell is off where PREPARE TRANSACTION is allowed; relays poll, and say so once.
+
+    Prepared transactions outlive the writers' connections, a relay and a crash of the server.
+    """
+    with EmbeddedPostgres(settings=POSTGRES_SETTINGS) as postgres, EmbeddedRedis() as redis:
         importlib.import_module("outbox.migrations").migrate(postgres.dsn())
         async with Cluster(tmp_path / "processes", postgres, postgres.dsn(), redis) as cluster:
             trial = Trial(cluster, seed)
             try:
                 await trial.arrive(4)
-                trial.write(6, two_phases=True)
+                trial.two_phases.allowed = True
+                trial.write(6)
                 await trial.written(50)
                 await trial.publish(*trial.rooms)
-                async with await psycopg.AsyncConnection.connect(cluster.dsn) as held:
-                    tenant, room = trial.rooms[0]
-                    await held.execute("SELECT tidegate.publish(%s, %s, '{}')", (tenant, room))
-                    await held.execute("PREPARE TRANSACTION 'held'")
+                await prepare(trial, "held")
                 await trial.written(100)
                 await trial.delivered(PROMPTLY_S)
                 await asyncio.to_thread(cluster.relays[0].kill)
                 await trial.written(50)
                 await asyncio.to_thread(cluster.relays[0].restart)
+                assert cluster.logged("doorbell is off: polling", cluster.relays[1:]) == 1
+                late = await prepare(trial, "late")
+                await asyncio.to_thread(cluster.postgres.kill)
+                await asyncio.to_thread(cluster.postgres.restart)
+                await trial.written(100)
+                await trial.delivered()
                 await cluster.sql("ROLLBACK PREPARED 'held'")
+                await cluster.sql("COMMIT PREPARED 'late'")
+                trial.record(*late)
+                await trial.written(50)
                 await trial.must_be_good()
+                assert trial.two_phases.prepared > 20
             finally:
                 await trial.close()
-            assert cluster.logged("doorbell is off: polling", cluster.relays[1:]) == 1
         cluster.processes.check_logs()
+
+
+async def prepare(trial: Trial, name: str) -> tuple[str, list[tuple[Key, dict[str, str]]], float]:
+    """A prepared transaction with a message, as ``record`` wants to know of it."""
+    key, data, inserted_at = trial.rooms[0], {"id": name}, time.monotonic()
+    async with await psycopg.AsyncConnection.connect(trial.cluster.dsn) as connection:
+        tenant, room = key
+        txid = await publish_async(connection, room, data, tenant=tenant)
+        await connection.execute(f"PREPARE TRANSACTION '{name}'".encode())
+    return txid, [(key, data)], inserted_at
 
 
 PORTIONS = (10_000, 80_000, 10_000)

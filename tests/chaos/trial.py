@@ -13,11 +13,12 @@ from typing import Any
 
 import psycopg
 
+from outbox import tasks
 from publisher import Message, publish_many_async
 from tests.chaos.client import AlertClient, churn
 from tests.chaos.cluster import Cluster
 from tests.chaos.proxy import Link
-from tests.chaos.writer import Writer
+from tests.chaos.writer import TwoPhases, Writer
 from tests.oracle import Committed, Key, Record, Subscribed, Violation, assemble, judge, judge_log
 from tests.probe import Probe
 from tests.system.crowd import Member
@@ -26,6 +27,7 @@ from tests.system.writers import content
 
 SETTLE_S = 90.0
 POLL_S = 0.05
+CLOSE_S = 30.0
 CLIENT_RECEIVE_BUFFER_BYTES = 16_384
 
 
@@ -75,7 +77,8 @@ class Trial:
         """Each client's link to the gateways, by the client's name."""
         self.progress = Progress()
         self.writers: list[Writer] = []
-        self._dsn = dsn or cluster.dsn
+        self.two_phases = TwoPhases()
+        self._dsn = dsn
         self._published: list[Committed] = []
         self._stop = asyncio.Event()
         self._running: list[asyncio.Task[Any]] = []
@@ -83,7 +86,10 @@ class Trial:
     async def close(self) -> None:
         self._stop.set()
         self.progress.finish()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        if self._running:
+            # One with a transaction to end goes on until it can.
+            await asyncio.wait(self._running, timeout=CLOSE_S)
+            await tasks.end(self._running)
         await asyncio.gather(*(member.leave() for member in self.members))
         for link in self.links.values():
             await link.__aexit__()
@@ -138,25 +144,30 @@ class Trial:
             await member.leave()
             await self.links.pop(member.name).__aexit__()
 
-        tasks = [
+        churning = [
             asyncio.create_task(churn(make, dismiss, stop, self.random)) for _ in range(at_once)
         ]
         try:
             yield
         finally:
             stop.set()
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*churning)
 
     # Messages
 
-    def write(self, count: int = 2, pause_s: float = 0.05, two_phases: bool = False) -> None:
+    def write(self, count: int = 2, pause_s: float = 0.05) -> None:
         """Starts so many writers."""
         for _ in range(count):
             name = f"writer-{secrets.token_hex(3)}-{len(self.writers)}"
             seed = self.random.getrandbits(32)
-            writer = Writer(name, self._dsn, self.rooms, seed, self.progress, pause_s, two_phases)
+            writer = Writer(
+                name, self._where, self.rooms, seed, self.progress, self.two_phases, pause_s
+            )
             self.writers.append(writer)
             self._running.append(asyncio.create_task(writer.run(self._stop)))
+
+    def _where(self) -> str:
+        return self._dsn or self.cluster.dsn
 
     async def written(self, more: int, timeout_s: float = SETTLE_S) -> None:
         """Waits until so many more messages are committed."""
@@ -205,7 +216,17 @@ class Trial:
         self.progress.finish()
         await asyncio.gather(*self._running)
         self._running.clear()
+        await self.forget_prepared()
         await self.publish(*self.rooms)
+
+    async def forget_prepared(self) -> None:
+        """Rolls back what no writer knows to be prepared, because the answer was lost."""
+        assert self.two_phases.under_way == 0
+        for (name,) in await self.cluster.sql(
+            "SELECT gid FROM pg_prepared_xacts "
+            "WHERE database = current_database() AND gid LIKE 'writer-%'"
+        ):
+            await self.cluster.sql(f"ROLLBACK PREPARED '{name}'")
 
     async def verdict(self, timeout_s: float = SETTLE_S) -> Verdict:
         """Ends the writers, waits until everything has come to rest, and judges."""

@@ -362,6 +362,8 @@ def test_ctrl_c_while_it_imports(module: str) -> None:
         "    def find_spec(self, name, *rest):\n"
         f"        if name == {module!r}:\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
+        # A background job of a shell without job control is started with it ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from gateway.__main__ import main\n"
         "sys.meta_path.insert(0, Interrupt())\n"
         "sys.argv[1:] = ['config']\n"
