@@ -12,12 +12,13 @@ export PYTHONUTF8 := 1
 export npm_config_update_notifier := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint ruff format mypy imports clean
+.PHONY: help demo test chaos bench lint ruff format mypy imports clean
 
 help:
 	@echo "make demo   a live order board on embedded servers, in the browser"
 	@echo "make test   the whole test suite, on embedded servers"
 	@echo "make chaos  random faults for MINUTES (30), repeatable by SEED, with a report"
+	@echo "make bench  what it costs, with a report; NAMES='fanout pipeline' for some of it, ARGS=--quick"
 	@echo "make lint   ruff, mypy and the import rules"
 	@echo "make clean  remove what these made, the demo's data included"
 
@@ -29,6 +30,10 @@ test: $(INSTALLED) $(if $(wildcard tests/sdk/package.json),$(NODE_MODULES))
 
 chaos: $(INSTALLED)
 	@$(PYTHON) -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Needs a C compiler for the load client. The report goes to build/benchmarks/.
+bench: $(INSTALLED)
+	@$(PYTHON) -m benchmarks $(NAMES) $(ARGS)
 
 lint: ruff format mypy imports
 

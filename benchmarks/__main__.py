@@ -1,0 +1,83 @@
+"""``python -m benchmarks [NAME …] [--quick] [--output DIR]``: run scenarios, write a report."""
+
+import argparse
+import importlib
+import secrets
+import sys
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from benchmarks import report
+from benchmarks.bench import FULL, QUICK, SMOKE, Bench
+from benchmarks.figures import Result
+from benchmarks.machine import facts
+from benchmarks.native import NoCompiler, compiled
+from benchmarks.processor import allow_files, cores
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.servers import Servers
+
+
+def main() -> int:
+    given = _arguments()
+    try:
+        for name in ("load", "floor"):
+            compiled(name)
+    except NoCompiler as error:
+        sys.stderr.write(f"benchmarks: {error}\n")
+        return 2
+    files = allow_files()
+    seed: int = secrets.randbelow(2**32) if given.seed is None else given.seed
+    extent = SMOKE if given.smoke else QUICK if given.quick else FULL
+    started = time.monotonic()
+    where = cores()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - started:7.1f}] {line}", flush=True)
+
+    results: list[Result] = []
+    failed: list[str] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder,
+        Servers(Path(folder), where.rest, fsync=given.fsync) as servers,
+    ):
+        known = {
+            **facts(servers.postgres.dsn(), servers.redis.url),
+            "open files": str(files),
+            "seed": str(seed),
+            "extent": f"{extent.runs} runs, work x {extent.work:g}, crowd x {extent.crowd:g}",
+            "cores of": f"server {set(where.server)}, load {set(where.load)}, "
+            f"rest {set(where.rest)}",
+        }
+        for name in given.names or SCENARIOS:
+            say(name)
+            scenario = importlib.import_module(f"benchmarks.scenarios.{name}")
+            # Its choices do not depend on which scenarios came before.
+            bench = Bench(extent, where, servers, Random(f"{seed} {name}"), Path(folder), say)
+            try:
+                results.append(scenario.run(bench))
+            except Exception as error:
+                failed.append(name)
+                results.append(Result(name, f"Failed: {type(error).__name__}: {error}"))
+                say(f"{name} failed: {type(error).__name__}: {error}")
+                if given.smoke:
+                    raise
+            page = report.write(given.output, known, results)
+    print(f"report: {page}")
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *SCENARIOS], metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="two runs of a quarter of the work")
+    parser.add_argument("--smoke", action="store_true", help="tiny: shows only that it runs")
+    parser.add_argument("--fsync", action="store_true", help="let Postgres wait for the disk")
+    parser.add_argument("--seed", type=int, help="repeats the choices of a run")
+    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

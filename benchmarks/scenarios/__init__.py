@@ -1,0 +1,3 @@
+"""The scenarios, one noun each: ``run(bench)`` gives a ``Result``."""
+
+SCENARIOS = ("fanout",)
