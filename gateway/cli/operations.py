@@ -63,6 +63,7 @@ def redact(
         room,
         offset,
         reason,
+        redis_url_also=settings.redis_url_also.get_secret_value(),
     )
     outstanding = asyncio.run(redaction.redact(order, typer.echo))
     for line in outstanding:
@@ -104,6 +105,7 @@ def verify(
             settings.redis_url.get_secret_value(),
             room,
             lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201
+            settings.redis_url_also.get_secret_value(),
         )
     )
     typer.echo(verification.as_json(report) if json else verification.summary(report))
@@ -144,6 +146,7 @@ def epoch_new(
             settings.postgres_dsn.get_secret_value(),
             settings.redis_url.get_secret_value(),
             typer.echo,
+            settings.redis_url_also.get_secret_value(),
         )
     )
     for line in outstanding:

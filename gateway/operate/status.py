@@ -118,7 +118,9 @@ def judge_also(status: Status, log: Overview, also: Bus | str) -> Status:
         )
         return replace(status, problems=(*status.problems, problem))
     lag = sum(max(0, one.head - also.last_ids.get(s, 0)) for s, one in log.shards.items())
-    return replace(status, also_lag=lag)
+    # Those that have moved already.
+    gateways = tuple(_gateway(reported, also.last_ids) for reported in also.gateways)
+    return replace(status, also_lag=lag, gateways=(*status.gateways, *gateways))
 
 
 def judge(log: Overview | str, bus: Bus | str) -> Status:

@@ -15,6 +15,8 @@ from outbox.streams import Streams
 
 CALL_TIMEOUT_S = 10.0
 LOG_TIMEOUT_S = 30.0
+ALSO = "additional Redis"
+"""How the server of TIDEGATE_REDIS_URL_ALSO is spoken of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +34,49 @@ async def verify(
     redis_url: str,
     room: tuple[str, str] | None,
     say: Callable[[str], None],
+    redis_url_also: str = "",
 ) -> Report:
-    """Audits everything, or one room and its bus. Raises for a store that cannot be read."""
-    findings = Findings(say)
+    """Audits everything, or one room and its bus; with ``redis_url_also`` both servers.
+
+    Raises for a store that cannot be read.
+    """
+    findings, also = Findings(say), Findings(say)
     connection = await database.connect(postgres_dsn, application_name="tidegate-verify")
     pool = await database.open_pool(
         postgres_dsn, 0, 1, LOG_TIMEOUT_S, application_name="tidegate-verify"
     )
-    client = connect(redis_url, timeout_s=CALL_TIMEOUT_S, max_connections=2)
+    sides = [(redis_url, findings)] + ([(redis_url_also, also)] if redis_url_also else [])
+    clients = [connect(url, timeout_s=CALL_TIMEOUT_S, max_connections=2) for url, _ in sides]
     try:
         found = await layout(connection)
+        log = Log(pool, LOG_TIMEOUT_S)
         in_log = LogAudit(connection, found, findings)
-        in_streams = StreamAudit(Streams(client), Log(pool, LOG_TIMEOUT_S), found, findings)
         if room is None:
             await in_log.all()
-            await in_streams.all()
         else:
             await in_log.room(*room)
             if not findings.checked["rooms"]:
                 findings.notes.clear()
                 findings.wrong(f"room {room[1]} of tenant {room[0]} never had a message")
-            await in_streams.room(*room)
+        for client, (_, into) in zip(clients, sides, strict=True):
+            in_streams = StreamAudit(Streams(client), log, found, into)
+            await (in_streams.all() if room is None else in_streams.room(*room))
         if (await layout(connection)).epoch != found.epoch:
             findings.problems.clear()
+            also.problems.clear()
             findings.wrong("the epoch changed during the audit: run it again")
     finally:
-        await client.aclose()
+        for client in clients:
+            await client.aclose()
         await pool.close()
         await connection.close()
     findings.close()
+    also.close()
     return Report(
-        found.epoch, dict(findings.checked), tuple(findings.problems), tuple(findings.notes)
+        found.epoch,
+        findings.checked | {f"{what} ({ALSO})": n for what, n in also.checked.items()},
+        (*findings.problems, *(f"{ALSO}: {problem}" for problem in also.problems)),
+        (*findings.notes, *(f"{ALSO}: {note}" for note in also.notes)),
     )
 
 

@@ -6,13 +6,14 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import psycopg
 import pytest
 import redis as redis_client
 
-from outbox import database, redaction
+from outbox import database, keys, redaction
 from outbox.errors import OutboxError, SchemaMismatch
 from outbox.tombstone import is_tombstone
 from tests.client import Client
@@ -153,6 +154,43 @@ async def test_without_a_relay_it_says_what_is_outstanding(
     batch = await probe.sequencer.batch(range(probe.shards), 10)
     notices = await probe.log.redacted(batch.messages)
     await probe.streams.append(probe.epoch, messages[0].shard, batch.messages, redacted=notices)
+    assert await redact(order, print) == []
+
+
+async def test_a_worker_whose_report_is_old_is_waited_for(
+    migrated: str, redis_url: str, probe: Probe
+) -> None:
+    """It may have begun to read the shard after it reported that it does not."""
+    from gateway.operate.redaction import Order, redact
+
+    messages = await probe.sequence("a")
+    shard = messages[0].shard
+    await probe.streams.append(probe.epoch, shard, messages, start=True)
+    order = Order(migrated, redis_url, "acme", "a", 1, patience_s=0.5)
+    assert "a relay must run" in (await redact(order, print))[0]
+    batch = await probe.sequencer.batch([shard], 10)
+    notices = await probe.log.redacted(batch.messages)
+    await probe.streams.append(probe.epoch, shard, batch.messages, redacted=notices)
+
+    async def report(number: int, **positions: int) -> None:
+        line = {"id": "w", "host": "h", "port": 1, "epoch": probe.epoch, "positions": positions}
+        line["expires_ms"] = int(time.time() * 1000) + 60_000 + number
+        await cast(Any, probe.client).hset(keys.GATEWAYS, "w", json.dumps(line))
+
+    late = "gateways that have not read the notice yet: w (h:1)"
+    await report(1)
+    assert await redact(order, print) == [late]
+    redacting = asyncio.create_task(redact(replace(order, patience_s=20), print))
+    for number in range(2, 1_000):
+        if redacting.done():
+            break
+        await report(number)
+        await asyncio.sleep(0.02)
+    assert await redacting == []
+    # One that reads the shard says itself how far it is.
+    await report(1_000, **{str(shard): 1})
+    assert await redact(order, print) == [late]
+    await report(1_001, **{str(shard): 2})
     assert await redact(order, print) == []
 
 
