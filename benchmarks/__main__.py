@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import inspect
+import os
 import secrets
 import sys
 import tempfile
@@ -32,6 +34,7 @@ def main() -> int:
     extent = SMOKE if given.smoke else QUICK if given.quick else FULL
     started = time.monotonic()
     where = cores()
+    os.sched_setaffinity(0, where.rest)
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - started:7.1f}] {line}", flush=True)
@@ -55,12 +58,14 @@ def main() -> int:
             scenario = importlib.import_module(f"benchmarks.scenarios.{name}")
             # Its choices do not depend on which scenarios came before.
             bench = Bench(extent, where, servers, Random(f"{seed} {name}"), Path(folder), say)
+            result = Result(name, inspect.cleandoc(scenario.__doc__))
+            results.append(result)
             try:
-                results.append(scenario.run(bench))
+                scenario.run(bench, result)
             except Exception as error:
+                result.notes.append(f"Failed: {type(error).__name__}: {error}")
+                say(f"failed: {type(error).__name__}: {error}")
                 failed.append(name)
-                results.append(Result(name, f"Failed: {type(error).__name__}: {error}"))
-                say(f"{name} failed: {type(error).__name__}: {error}")
                 if given.smoke:
                     raise
             page = report.write(given.output, known, results)

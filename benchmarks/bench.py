@@ -1,6 +1,8 @@
 """One run of the benchmarks: how much is done, on which cores, with which servers."""
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -41,6 +43,20 @@ class Bench:
         for run in range(1, self.extent.runs + 1):
             self.say(f"run {run} of {self.extent.runs}")
             yield run
+
+    @contextmanager
+    def spread(self) -> Iterator[None]:
+        """Meanwhile servers and writer may use every core, also that of the gateway."""
+        try:
+            self._pin(self.cores.all)
+            yield
+        finally:
+            self._pin(self.cores.rest)
+
+    def _pin(self, cores: frozenset[int]) -> None:
+        self.servers.pin(cores)
+        # Not the children: each load and gateway keeps its core.
+        os.sched_setaffinity(0, cores)
 
     def shuffled(self, *items: str) -> list[str]:
         """In an order of this run's own: what comes first is not always the same."""

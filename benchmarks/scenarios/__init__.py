@@ -1,3 +1,6 @@
-"""The scenarios, one noun each: ``run(bench)`` gives a ``Result``."""
+"""The scenarios, one noun each: ``run(bench, result)`` adds figures to the result.
 
-SCENARIOS = ("fanout",)
+The docstring of each module is what the report says of it.
+"""
+
+SCENARIOS = ("fanout", "pipeline", "memory", "connect", "throughput", "relay")

@@ -1,4 +1,12 @@
-"""Messages of one room to many clients: the gateway beside a C loop and Starlette's send_text."""
+"""Messages of one room to many clients: the gateway beside a C loop and Starlette's send_text.
+
+CPU time of the server process per delivery, user and system, with all clients in one room. A tick
+is one transaction of 1 or 8 messages; the next follows when every client has all of it. The floor
+is one thread in C that calls send() for each client with the same bytes (one frame a tick); the
+peer is a Starlette application that awaits send_text for each client and message. All three are
+alone on a core of their own and serve the same load client; they take turns in each run, in random
+order. The gateway's CPU time includes the reading of the stream.
+"""
 
 import time
 from contextlib import AbstractContextManager, ExitStack
@@ -16,15 +24,6 @@ from gateway.protocols.centrifuge_json import CentrifugeJSON
 from gateway.room import encode
 from outbox.message import Message
 
-ABOUT = (
-    "CPU time of the server process per delivery, user and system, with all clients in one room. "
-    "A tick is one transaction of 1 or 8 messages; the next follows when every client has all of "
-    "it. The floor is one thread in C that calls send() for each client with the same bytes (one "
-    "frame a tick); the peer is a Starlette application that awaits send_text for each client and "
-    "message. All three are alone on a core of their own and serve the same load client; they "
-    "take turns in each run, in random order. The gateway's CPU time includes the reading of the "
-    "stream."
-)
 ROOM = f"{PREFIX}0"
 CLIENTS = (1_000, 5_000)
 SIZES_BYTES = (100, 1_024)
@@ -120,8 +119,7 @@ def _plain_load(port: int, bench: Bench, stack: ExitStack) -> Load:
     return stack.enter_context(load)
 
 
-def run(bench: Bench) -> Result:
-    result = Result("fanout", ABOUT)
+def run(bench: Bench, result: Result) -> None:
     for wanted in CLIENTS:
         clients = bench.crowd(wanted)
         bench.say(f"{clients} clients")
@@ -135,7 +133,6 @@ def run(bench: Bench) -> Result:
                 for size_bytes in SIZES_BYTES:
                     for per_tick in PER_TICK:
                         _compare(bench, result, subjects, clients, size_bytes, per_tick)
-    return result
 
 
 def _compare(
