@@ -43,7 +43,7 @@ def main() -> int:
     failed: list[str] = []
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder,
-        Servers(Path(folder), where.rest, fsync=given.fsync) as servers,
+        Servers(Path(folder), where.rest, fsync=given.fsync, source=given.servers) as servers,
     ):
         known = {
             **facts(servers.postgres.dsn(), servers.redis.url),
@@ -58,7 +58,7 @@ def main() -> int:
             scenario = importlib.import_module(f"benchmarks.scenarios.{name}")
             # Its choices do not depend on which scenarios came before.
             bench = Bench(extent, where, servers, Random(f"{seed} {name}"), Path(folder), say)
-            result = Result(name, inspect.cleandoc(scenario.__doc__))
+            result = Result(name, inspect.getdoc(scenario) or "", judged=not given.smoke)
             results.append(result)
             try:
                 scenario.run(bench, result)
@@ -79,6 +79,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two runs of a quarter of the work")
     parser.add_argument("--smoke", action="store_true", help="tiny: shows only that it runs")
     parser.add_argument("--fsync", action="store_true", help="let Postgres wait for the disk")
+    parser.add_argument(
+        "--servers",
+        choices=("any", "machine", "wheel"),
+        default="any",
+        help="where Postgres and Redis come from",
+    )
     parser.add_argument("--seed", type=int, help="repeats the choices of a run")
     parser.add_argument("--output", type=Path, default=Path("build/benchmarks"))
     return parser.parse_args()

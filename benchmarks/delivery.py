@@ -1,14 +1,18 @@
 """Messages on their way from the writer to a load, and how long they took."""
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from itertools import cycle, islice
 from random import Random
+from typing import Self
 
 from benchmarks.figures import Result, at_most
 from benchmarks.load import Load, Report
 from benchmarks.writer import Pace, Writer
 
 ARRIVAL_TIMEOUT_S = 120.0
+LONGEST_S = 3_600.0
 NextRooms = Callable[[int], Sequence[str]]
 
 
@@ -44,6 +48,37 @@ def flow(
     report = load.report()
     assert report["deliveries"] == expected
     return pace, report
+
+
+class Background:
+    """A writer that keeps its pace in a thread for as long as the block lasts."""
+
+    def __init__(self, writer: Writer, messages_per_s: float, rows: int, rooms: NextRooms) -> None:
+        self._stop = threading.Event()
+        self._done: Future[Pace] = Future()
+        self._thread = threading.Thread(
+            target=self._write, args=(writer, messages_per_s, rows, rooms), daemon=True
+        )
+
+    def _write(self, writer: Writer, per_s: float, rows: int, rooms: NextRooms) -> None:
+        try:
+            pace = writer.keep_pace(per_s, LONGEST_S, rows, rooms, self._stop)
+            self._done.set_result(pace)
+        except BaseException as error:
+            self._done.set_exception(error)
+
+    @property
+    def pace(self) -> Pace:
+        """What it did; after the block. Raises what ended it."""
+        return self._done.result(timeout=ARRIVAL_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
 
 
 def add_latency(

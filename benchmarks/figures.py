@@ -66,7 +66,9 @@ class Result:
 
     name: str
     about: str
-    """What was measured, in a paragraph."""
+    """What was measured."""
+    judged: bool = True
+    """Whether targets mean anything."""
     charts: list[Chart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _samples: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class Result:
     def add(self, case: str, name: str, sample: float, target: Target | None = None) -> None:
         """One more sample of a figure."""
         self._samples.setdefault((case, name), []).append(sample)
-        if target is not None:
+        if target is not None and self.judged:
             self._targets[case, name] = target
 
     @property

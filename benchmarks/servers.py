@@ -21,6 +21,7 @@ from psycopg import sql
 from benchmarks.processor import pin
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from gateway.embedded.process import LOOPBACK, ChildProcess, free_port, log_tail
+from gateway.embedded.programs import Source
 from gateway.tokens import sign
 from outbox import keys
 from outbox.migrations import migrate
@@ -77,14 +78,16 @@ class Gateway:
 class Servers:
     """A Postgres and a Redis of the benchmark's own, bound to ``cores``."""
 
-    def __init__(self, folder: Path, cores: frozenset[int], *, fsync: bool) -> None:
+    def __init__(
+        self, folder: Path, cores: frozenset[int], *, fsync: bool, source: Source = "any"
+    ) -> None:
         self._folder = folder
         self._cores = cores
         settings = {**POSTGRES_SETTINGS, "max_connections": "300"}
         if not fsync:
             settings |= {"fsync": "off", "full_page_writes": "off"}
-        self.postgres = EmbeddedPostgres(folder / "postgres", settings=settings)
-        self.redis = EmbeddedRedis(settings={"maxmemory": "4gb"})
+        self.postgres = EmbeddedPostgres(folder / "postgres", settings=settings, source=source)
+        self.redis = EmbeddedRedis(settings={"maxmemory": "4gb"}, source=source)
 
     def __enter__(self) -> Self:
         self.postgres.start()

@@ -85,5 +85,6 @@ class Writer:
                 late_s = max(late_s, -wait_s)
             self.commit(next_rooms(rows))
             done += rows
-        elapsed_s = max(time.monotonic() - start, ticks * interval_s)
+        # Up to where the next one would have been.
+        elapsed_s = max(time.monotonic() - start, done / rows * interval_s)
         return Pace(done, elapsed_s, late_s)

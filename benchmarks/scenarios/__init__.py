@@ -3,4 +3,18 @@
 The docstring of each module is what the report says of it.
 """
 
-SCENARIOS = ("fanout", "pipeline", "memory", "connect", "throughput", "relay")
+SCENARIOS = (
+    "fanout",
+    "pipeline",
+    "memory",
+    "connect",
+    "throughput",
+    "relay",
+    "publish",
+    "rooms",
+    "resume",
+    "slow",
+    "growth",
+    "payloads",
+    "mixed",
+)
