@@ -56,6 +56,8 @@ async def publish(request: Request) -> Response:
     worker = request.app.state.worker
     if not worker.api_key_matches(request.headers.get("x-api-key", "")):
         return _error(codes.UNAUTHORIZED, 401, "X-API-Key is missing or wrong")
+    if not worker.started:
+        return _error(codes.INTERNAL, 503, "the gateway is not ready yet, try again")
     try:
         received = await _body(request)
         body = _decode(received)

@@ -36,6 +36,11 @@ async def websocket(websocket: WebSocket) -> None:
             PlainTextResponse("this gateway is shutting down, try another\n", 503)
         )
         return
+    if not worker.started:
+        await websocket.send_denial_response(
+            PlainTextResponse("this gateway is not ready yet, try again or try another\n", 503)
+        )
+        return
     if not origin_allowed(
         headers.get("origin"), headers.get("host", ""), worker.settings.allowed_origins
     ):
@@ -73,7 +78,7 @@ async def websocket(websocket: WebSocket) -> None:
 
 async def healthz(request: Request) -> Response:
     """Alive: the event loop answers and no background task has died. Asks no store: an outage of
-    Redis must not restart the fleet."""
+    Redis must not restart the fleet, nor must one that waits for its stores be started again."""
     worker: Worker = request.app.state.worker
     if worker.failed.done():
         return PlainTextResponse("a background task has died\n", 500)
@@ -81,11 +86,14 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Ready for new clients."""
+    """Ready for new clients, or the reason why not: what it lacks, without addresses."""
     worker: Worker = request.app.state.worker
+    reason = worker.unready
     state = {
-        "ready": worker.ready,
+        "ready": reason is None,
         "draining": worker.draining,
-        "consuming": worker.consumer.connected,
+        "consuming": worker.consuming,
     }
-    return JSONResponse(state, 200 if worker.ready else 503)
+    if reason is None:
+        return JSONResponse(state)
+    return JSONResponse(state | {"reason": reason}, 503)

@@ -39,7 +39,7 @@ from gateway.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServerErro
 from gateway.embedded.folder import Folder
 from gateway.embedded.process import LOOPBACK, ChildProcess, log_tail
 from gateway.embedded.supervisor import NotReady, ProcessState, Supervisor
-from gateway.stores import POSTGRES_DSN, REDIS_URL, postgres_of, redis_of
+from gateway.stores import POSTGRES_DSN, REDIS_URL, postgres_of, redis_of, try_redis
 from outbox.migrations import migrate
 
 READY_TIMEOUT_S = 60.0
@@ -179,7 +179,7 @@ class Stack:
     def start(self) -> None:
         """Starts everything and waits until it is ready.
 
-        Raises StackError, EmbeddedServerError, or what the migration raises.
+        Raises StackError, EmbeddedServerError, or what the first use of a given store raises.
         """
         try:
             self._start()
@@ -203,6 +203,7 @@ class Stack:
         self._environment = given
         self._write_environment()
         with self._interruptions():
+            try_redis(self.redis_url)
             migrate(self.postgres_dsn)
         for number in range(1, self._options.relays + 1):
             self._add(f"relay-{number}", "relay", None)
@@ -315,7 +316,7 @@ def run(options: StackOptions, progress: Callable[[str], None] = write_line) -> 
 
     More signals hasten the end; whatever comes, a temporary folder is removed.
 
-    Raises StackError, EmbeddedServerError, or what the migration raises.
+    Raises StackError, EmbeddedServerError, or what the first use of a given store raises.
     """
     # Unlike an event, it may be told something while it is asked.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -389,11 +390,4 @@ def _write_private(path: Path, text: str) -> None:
     unfinished.rename(path)
 
 
-__all__ = [
-    "EmbeddedServerError",
-    "ProcessState",
-    "Stack",
-    "StackError",
-    "StackOptions",
-    "run",
-]
+__all__ = ["EmbeddedServerError", "ProcessState", "Stack", "StackError", "StackOptions", "run"]

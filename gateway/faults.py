@@ -50,6 +50,7 @@ def _line(error: BaseException) -> str | None:
 
 _OWN = frozenset(
     {
+        ("gateway", "CannotStart"),
         ("gateway", "EmbeddedServerError"),
         ("gateway", "StackError"),
         ("gateway", "TailFailed"),

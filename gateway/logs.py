@@ -114,6 +114,7 @@ def configure(
         logger.setLevel(logging.NOTSET)
     # One line for each request, with its query string: never.
     logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn.error").addFilter(_is_no_denial)
     # uvicorn prints paths with their query strings at INFO, frames at DEBUG; pools, asyncio and
     # HTTP clients have nothing to say below WARNING that an operator of this service needs.
     for name in ("uvicorn.error", "websockets", "asyncio", "httpx", "httpcore", "psycopg"):
@@ -128,6 +129,11 @@ def configure(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _is_no_denial(record: logging.LogRecord) -> bool:
+    """uvicorn calls each WebSocket that was refused with an HTTP status an error of ours."""
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 def _forget_arguments(

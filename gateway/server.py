@@ -7,8 +7,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -21,8 +24,11 @@ from gateway.logs import configure
 from gateway.settings import Settings
 from gateway.transport import CLOSE_TIMEOUT_S, Server
 from gateway.worker import Worker
+from outbox import tasks
 from outbox.backoff import Backoff
 
+LISTEN_AFTER_S = 1.0
+"""A worker listens when it is ready or has to wait, at the latest after this time."""
 STEADY_S = 30.0
 """A worker that lived so long is taken for healthy: the next back-off begins small again."""
 
@@ -44,13 +50,15 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run_worker(settings: Settings, sock: socket.socket) -> int:
+def run_worker(
+    settings: Settings, sock: socket.socket, started: Callable[[], None] = lambda: None
+) -> int:
     """Serve in this process until SIGTERM or SIGINT; gives the exit code.
 
-    Raises as ``Worker.start`` does.
+    ``started`` is called when all that it needs was there. Raises as ``Worker.start`` does.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, sock))
+        return runner.run(_serve(settings, sock, started))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -61,27 +69,43 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def _serve(settings: Settings, sock: socket.socket) -> int:
+async def _serve(settings: Settings, sock: socket.socket, started: Callable[[], None]) -> int:
     worker = Worker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    server = Server(application(worker), settings.message_max_bytes, settings.client_buffer_bytes)
+    starting = asyncio.create_task(worker.start())
+    stopping = asyncio.create_task(stop.wait())
+    waiting = asyncio.create_task(worker.waiting.begun.wait())
+    serving: asyncio.Task[None] | None = None
     try:
-        await worker.start()
-        server = Server(
-            application(worker), settings.message_max_bytes, settings.client_buffer_bytes
-        )
-        serving = asyncio.ensure_future(server.serve(sock))
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait((serving, stopping, worker.failed), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        # Where there is nothing to wait for, no client meets a gateway that is not ready.
+        await _first(starting, stopping, waiting, timeout_s=LISTEN_AFTER_S)
+        if starting.done():
+            starting.result()
+        serving = asyncio.create_task(server.serve(sock))
+        await _first(starting, stopping, serving)
+        if starting.done():
+            starting.result()
+            started()
+            await _first(serving, stopping, worker.failed)
         await worker.drain()
-        server.stop()
-        await serving
         return 1 if worker.failed.done() else 0
     finally:
-        await worker.stop()
+        await tasks.end((starting, stopping, waiting))
+        try:
+            if serving is not None:
+                server.stop()
+                await serving
+        finally:
+            await worker.stop()
+
+
+async def _first(*futures: "asyncio.Future[Any]", timeout_s: float | None = None) -> None:
+    """Wait until one of them is done, or for so long."""
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def serve(settings: Settings, workers: int = 1) -> int:
@@ -92,6 +116,19 @@ def serve(settings: Settings, workers: int = 1) -> int:
     return Supervisor(settings, sock, workers).run()
 
 
+class CannotStart(Exception):
+    """What no waiting would mend, in one line for the operator."""
+
+
+@dataclass(slots=True)
+class _Child:
+    """A worker process."""
+
+    process: BaseProcess
+    tells: "Connection[None, str | None]"
+    """None when it is ready, or in one line why it cannot start."""
+
+
 class Supervisor:
     """Keeps worker processes alive that share one listening socket."""
 
@@ -99,20 +136,31 @@ class Supervisor:
         self._settings = settings
         self._socket = sock
         self._stopping = False
-        self._processes: list[BaseProcess | None] = [None] * workers
+        self._started = False
+        """Whether any worker was ever ready: what refuses another one afterwards may pass."""
+        self._children: list[_Child | None] = [None] * workers
         self._backoffs = [Backoff(0.2, 10.0) for _ in range(workers)]
         self._start_at = [0.0] * workers
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT; then the workers drain."""
+        """Until SIGTERM or SIGINT; then the workers drain.
+
+        Raises CannotStart for what no waiting would mend, before any worker was ready.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        while not self._stopping:
-            self._tend()
-            wait([p.sentinel for p in self._processes if p is not None], timeout=0.2)
+        try:
+            while not self._stopping:
+                self._tend()
+                wait([child.process.sentinel for child in self._living()], timeout=0.2)
+        finally:
+            code = self._end()
+        return code
+
+    def _end(self) -> int:
         deadline = time.monotonic() + self._settings.drain_timeout_s + CLOSE_TIMEOUT_S
         code = 0
-        processes = [process for process in self._processes if process is not None]
+        processes = [child.process for child in self._living()]
         for process in processes:
             process.terminate()
         for process in processes:
@@ -126,39 +174,63 @@ class Supervisor:
                 code = code or abs(process.exitcode or 0)
         return code
 
+    def _living(self) -> list[_Child]:
+        return [child for child in self._children if child is not None]
+
     def _tend(self) -> None:
         now = time.monotonic()
-        for index, process in enumerate(self._processes):
-            if process is not None and not process.is_alive():
-                log.error("worker ended", pid=process.pid, exit_code=process.exitcode)
+        for index, child in enumerate(self._children):
+            if child is not None and not self._tend_one(child):
                 if now - self._start_at[index] > STEADY_S:
                     self._backoffs[index].reset()
                 self._start_at[index] = now + self._backoffs[index].next_s()
-                self._processes[index] = None
-            if self._processes[index] is None and now >= self._start_at[index]:
+                self._children[index] = None
+            if self._children[index] is None and now >= self._start_at[index]:
                 self._start_at[index] = now
-                self._processes[index] = self._spawn()
+                self._children[index] = self._spawn()
 
-    def _spawn(self) -> BaseProcess:
-        process = get_context("spawn").Process(
-            target=_run_child, args=(self._settings, self._socket, os.getpid())
+    def _tend_one(self, child: _Child) -> bool:
+        """Whether it lives. Raises CannotStart."""
+        alive = child.process.is_alive()
+        with suppress(EOFError):
+            while child.tells.poll():
+                problem = child.tells.recv()
+                if problem is None:
+                    self._started = True
+                elif not self._started:
+                    raise CannotStart(problem)
+                else:
+                    log.error("worker cannot start", error=problem)
+        if not alive:
+            log.error("worker ended", pid=child.process.pid, exit_code=child.process.exitcode)
+            child.tells.close()
+        return alive
+
+    def _spawn(self) -> _Child:
+        context = get_context("spawn")
+        tells, told = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_run_child, args=(self._settings, self._socket, told, os.getpid())
         )
         process.start()
-        return process
+        told.close()
+        return _Child(process, tells)
 
     def _stop(self, _number: int, _frame: Any) -> None:
         self._stopping = True
 
 
-def _run_child(settings: Settings, sock: socket.socket, parent: int) -> None:
+def _run_child(
+    settings: Settings, sock: socket.socket, told: "Connection[str | None, None]", parent: int
+) -> None:
     """A worker process: ends when its parent does, however that ended."""
     configure(settings.log_format, settings.log_level)
     die_with_parent(parent, signal.SIGTERM)
     try:
-        sys.exit(run_worker(settings, sock))
+        sys.exit(run_worker(settings, sock, partial(told.send, None)))
     except Exception as error:
-        told = explain(error)
-        if told is None:
+        explained = explain(error)
+        if explained is None:
             raise
-        log.error("worker cannot start", error="; ".join(told[1]))
-        sys.exit(told[0])
+        told.send("; ".join(explained[1]))
+        sys.exit(explained[0])

@@ -6,11 +6,12 @@ import os
 import secrets
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from typing import Any
 
 import structlog
+from redis.exceptions import RedisError
 
 from gateway import codes
 from gateway.connection import Connection, Services, Socket
@@ -24,10 +25,11 @@ from gateway.registry import Registry
 from gateway.session import Limits
 from gateway.settings import Settings
 from gateway.tokens import verify
+from gateway.waiting import Waiting
 from gateway.writer import Writer
 from outbox import tasks
 from outbox.database import Pool, open_pool
-from outbox.layout import layout
+from outbox.layout import Layout, layout
 from outbox.log import Log
 from outbox.names import DEFAULT_TENANT
 from outbox.redis.connect import check, connect
@@ -37,6 +39,8 @@ REQUESTS_MAX = 32
 SWEEP_S = 5.0
 DRAIN_TICK_S = 0.05
 LEAVE_TIMEOUT_S = 2.0
+PUBLISH_TIMEOUT_S = 5.0
+POOL_CLOSE_TIMEOUT_S = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +51,11 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.id = secrets.token_hex(8)
+        self.started = False
+        """Whether all that it needs was there."""
+        self.waiting = Waiting()
         self.draining = False
-        self.failed: asyncio.Future[BaseException]
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         """Set when a background task has died: the process must end."""
         self.connections: set[Connection] = set()
         self.services: Services
@@ -56,39 +63,29 @@ class Worker:
         self.consumer: Consumer
         self._empty = asyncio.Event()
         self._protocol = CentrifugeJSON()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self._pools: list[Pool] = []
         self._streams: Streams
         self._registry: Registry
 
     async def start(self) -> None:
-        """Connect to the stores and begin to consume.
+        """Connect to the stores and begin to consume. Waits for as long as one is not there.
 
         Raises:
-            outbox.errors.OutboxError, redis.RedisError, OSError, psycopg.Error: a store is not
-                there or not fit; the text is for the operator.
+            outbox.errors.OutboxError: what no waiting mends; the text is for the operator.
         """
         settings = self.settings
-        self.failed = asyncio.get_running_loop().create_future()
-        dsn = settings.postgres_dsn.get_secret_value()
-        log_pool = await open_pool(
-            dsn, 1, settings.log_pool_size, settings.log_timeout_s, application_name="tidegate-log"
-        )
-        self._pools.append(log_pool)
-        publish_pool = await open_pool(
-            dsn, 0, settings.publish_pool_size, 5.0, application_name="tidegate-publish"
-        )
-        self._pools.append(publish_pool)
-        async with log_pool.connection() as connection:
-            found = await layout(connection)
         self._streams = Streams(connect(settings.redis_url.get_secret_value()))
-        for warning in await check(self._streams.client):
-            log.warning(warning)
+        opening = asyncio.create_task(self.waiting.until("Postgres", self._open_pools))
+        reaching = asyncio.create_task(self.waiting.until("Redis", self._reach_redis))
+        self._tasks += (opening, reaching)
+        # What no waiting mends is told at once, whatever else is missing.
+        (log_pool, publish_pool, found), _ = await asyncio.gather(opening, reaching)
 
         hub = Hub(found.shards, found.spread, settings.room_ring_messages, settings.room_ring_bytes)
         message_log = Log(log_pool)
         self.consumer = Consumer(hub, self._streams, message_log, self.id, self._restart)
-        await self.consumer.start()
+        await self.waiting.until("Postgres", self.consumer.start)
         history = History(
             hub,
             self._streams,
@@ -128,12 +125,50 @@ class Worker:
             time.time,
             self.consumer.holds,
         )
-        await self._registry.renew()
+        with suppress(RedisError, OSError):
+            # So that it is seen as soon as it is ready; its task goes on with it.
+            await self._registry.renew()
         self._background(self.consumer.run(), "consumer")
         self._background(self.services.deadlines.run(), "deadlines")
         self._background(self._registry.run(), "registry")
         self._background(self._sweep(), "sweep")
+        self.started = True
         log.info("gateway ready", worker=self.id, epoch=self.consumer.epoch, shards=found.shards)
+
+    async def _open_pools(self) -> tuple[Pool, Pool, Layout]:
+        """The pool for reading the log, the one for publishing, and what they lead to."""
+        settings = self.settings
+        dsn = settings.postgres_dsn.get_secret_value()
+        async with AsyncExitStack() as opened:
+            log_pool = await open_pool(
+                dsn,
+                1,
+                settings.log_pool_size,
+                settings.log_timeout_s,
+                application_name="tidegate-log",
+            )
+            opened.push_async_callback(log_pool.close, POOL_CLOSE_TIMEOUT_S)
+            async with log_pool.connection() as connection:
+                found = await layout(connection)
+            publish_pool = await open_pool(
+                dsn,
+                0,
+                settings.publish_pool_size,
+                PUBLISH_TIMEOUT_S,
+                application_name="tidegate-publish",
+            )
+            opened.pop_all()
+        self._pools += (log_pool, publish_pool)
+        return log_pool, publish_pool, found
+
+    async def _reach_redis(self) -> None:
+        # An address may lead elsewhere by now.
+        await self._streams.client.renew()
+        warnings = await check(self._streams.client)
+        # A server that loads its data tells about itself, and nothing else.
+        await self._streams.epoch()
+        for warning in warnings:
+            log.warning(warning)
 
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -191,9 +226,20 @@ class Worker:
     # Health
 
     @property
-    def ready(self) -> bool:
-        """Whether new clients should come here."""
-        return not self.draining and not self.failed.done() and self.consumer.connected
+    def unready(self) -> str | None:
+        """Why it is not ready, for everybody to see; None if it is."""
+        if self.draining:
+            return "draining"
+        if not self.started:
+            return self.waiting.reason or "starting"
+        if self.failed.done():
+            return "a background task has died"
+        return None if self.consumer.connected else "no connection to Redis"
+
+    @property
+    def consuming(self) -> bool:
+        """Whether the buses are read."""
+        return self.started and self.consumer.connected
 
     def describe(self) -> dict[str, Any]:
         """What the registry says of this worker."""
@@ -251,4 +297,4 @@ class Worker:
         if hasattr(self, "_streams"):
             await self._streams.client.aclose()
         for pool in self._pools:
-            await pool.close()
+            await pool.close(POOL_CLOSE_TIMEOUT_S)

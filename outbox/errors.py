@@ -10,11 +10,15 @@ class UnsupportedServer(OutboxError):
 
 
 class AccessRefused(OutboxError):
-    """Postgres knows no such user or database, or the user lacks a password or rights."""
+    """Postgres or Redis knows no such user or database, or the user lacks a password or rights."""
 
 
 class SchemaMismatch(OutboxError):
     """The schema is missing, older than this version, newer, or has another shard layout."""
+
+
+class SchemaBehind(SchemaMismatch):
+    """The schema is missing or older than this version needs: a migration may be on its way."""
 
 
 class EpochChanged(OutboxError):

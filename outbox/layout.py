@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection, errors
 
-from outbox.errors import SchemaMismatch
+from outbox.errors import SchemaBehind, SchemaMismatch
 
 SCHEMA_VERSION = 2
 """The schema that this version of the code brings: the number of its newest file."""
@@ -53,19 +53,21 @@ async def layout(connection: AsyncConnection[Any]) -> Layout:
     """The layout that the database has.
 
     Raises:
-        SchemaMismatch: there is no schema, or not the one that this version works with.
+        SchemaBehind: there is no schema, or one that is too old for this version.
+        SchemaMismatch: it is too new, or damaged.
     """
     try:
         cursor = await connection.execute(STATEMENT)
     except (errors.UndefinedTable, errors.InvalidSchemaName):
-        raise SchemaMismatch(missing_schema(connection.info.dbname)) from None
+        raise SchemaBehind(missing_schema(connection.info.dbname)) from None
     row = await cursor.fetchone()
     if row is None:
         raise SchemaMismatch("table tidegate.meta is empty: restore it from a backup")
     found = Layout(*row)
     problem = version_problem(found.schema_version, found.oldest_reader)
     if problem:
-        raise SchemaMismatch(problem)
+        behind = found.schema_version < OLDEST_SCHEMA
+        raise (SchemaBehind if behind else SchemaMismatch)(problem)
     return found
 
 

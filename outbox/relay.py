@@ -23,9 +23,9 @@ import structlog
 from redis.exceptions import RedisError
 
 from outbox import database, retention, tasks
-from outbox.admission import Admission
+from outbox.admission import Admission, lasts
 from outbox.backoff import Backoff
-from outbox.errors import OutboxError, SchemaMismatch, UnsupportedServer
+from outbox.errors import OutboxError, SchemaMismatch
 from outbox.layout import layout
 from outbox.lease import LEASE_TTL_S, RENEW_INTERVAL_S, Leases
 from outbox.link import Watch, is_working
@@ -155,7 +155,8 @@ class Relay:
         """Works until ``stop`` is set. Failures of Postgres and of Redis are waited out.
 
         Raises:
-            UnsupportedServer, SchemaMismatch: what no waiting would mend.
+            UnsupportedServer, SchemaMismatch: what no waiting would mend. A schema that is missing
+                or too old is waited for: a migration may be on its way.
             AccessRefused: the same, but only before it has worked for the first time.
         """
         log.info("relay started", relay=self.id)
@@ -172,7 +173,7 @@ class Relay:
             ended, _ = await asyncio.wait((stopper, *loops), return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
             self._standing.wake.set()
-            if stopper in ended:
+            if stopper in ended and self._serving.is_set():
                 await asyncio.wait((work,), timeout=STOP_PATIENCE_S)
             failure = next((loop.exception() for loop in loops if loop.done()), None)
         finally:
@@ -201,10 +202,10 @@ class Relay:
         while not self._stopping.is_set():
             try:
                 await self._serve(backoff)
-            except (UnsupportedServer, SchemaMismatch):
-                raise
             except (psycopg.Error, OutboxError, OSError) as error:
                 self._admission.check(error)
+                if lasts(error):
+                    raise
                 self._trouble("postgres", error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next_s()):
@@ -311,6 +312,7 @@ class Relay:
             self._over("redis node")
         if not standing.redis_up:
             standing.redis_up = True
+            self._admission.redis_connected = True
             standing.wake.set()
             self._over("redis")
 
@@ -353,6 +355,7 @@ class Relay:
             return otherwise
 
     def _redis_failed(self, error: Exception) -> None:
+        self._admission.check(error)
         self._trouble("redis", error)
         self._standing.redis_up = False
         self._standing.distrust()

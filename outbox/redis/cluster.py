@@ -220,7 +220,7 @@ class Cluster(Client):
             raise RedisConnectionError(
                 f"none of {len(candidates)} nodes tells the slots of the cluster"
                 + (f": {failure or type(failure).__name__}" if failure is not None else "")
-            )
+            ) from failure
 
     def _read_map(self, ranges: list[Any], asked_host: str) -> Slots:
         slots: Slots = {}

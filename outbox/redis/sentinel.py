@@ -40,13 +40,13 @@ class Master:
         """
         votes: dict[Address, int] = {}
         asked = [asyncio.ensure_future(self._ask(sentinel)) for sentinel in self._sentinels]
-        failure = "it is not known to them"
+        failure: Exception | None = None
         try:
             for answer in asyncio.as_completed(asked):
                 try:
                     address = await answer
                 except (RedisError, OSError) as error:
-                    failure = f"{type(error).__name__}: {error}"
+                    failure = error
                     continue
                 if address is None:
                     continue
@@ -56,7 +56,10 @@ class Master:
         finally:
             await tasks.end(asked)
         if not votes:
-            raise RedisConnectionError(f"no sentinel named the master {self._name!r}: {failure}")
+            why = f"{type(failure).__name__}: {failure}" if failure else "it is not known to them"
+            raise RedisConnectionError(
+                f"no sentinel named the master {self._name!r}: {why}"
+            ) from failure
         found = max(votes, key=lambda address: votes[address])
         before, self.current = self.current, found
         if before not in (None, found) and self.leave is not None:

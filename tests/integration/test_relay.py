@@ -616,10 +616,23 @@ async def test_locks_that_somebody_holds_stop_no_other_shard(
         await settled(probe)
 
 
-async def test_a_missing_schema_ends_it(database: str, redis_url: str) -> None:
-    relay = Relay(RelayOptions(postgres_dsn=database, redis_url=redis_url))
-    with pytest.raises(SchemaMismatch, match="tidegate migrate"):
-        await relay.run(asyncio.Event())
+async def test_a_missing_schema_is_waited_for(database: str, redis_url: str) -> None:
+    async with running(RelayOptions(postgres_dsn=database, redis_url=redis_url)) as relay:
+        await until(
+            lambda: "run `tidegate migrate`" in str(relay.health().postgres), "it says what to do"
+        )
+        await asyncio.to_thread(migrate, database)
+        async with Probe(database, redis_url) as probe:
+            await serves_all(relay, probe)
+            await probe.publish("a")
+            await settled(probe)
+
+
+async def test_a_schema_of_a_newer_version_ends_it(options: RelayOptions) -> None:
+    async with await psycopg.AsyncConnection.connect(options.postgres_dsn) as connection:
+        await connection.execute("UPDATE tidegate.meta SET schema_version = 99, oldest_reader = 99")
+    with pytest.raises(SchemaMismatch, match="upgrade Tidegate"):
+        await Relay(options).run(asyncio.Event())
 
 
 async def test_a_wrong_encoding_ends_it(postgres: EmbeddedPostgres, redis_url: str) -> None:
