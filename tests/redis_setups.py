@@ -16,6 +16,7 @@ from redis.retry import Retry
 from gateway.embedded import EmbeddedRedis
 from gateway.embedded.process import LOOPBACK, free_port, start_child, stop_child
 from gateway.embedded.redis import find_program
+from tests.redis_tls import Certificate
 
 PASSWORD = "password-of-all-nodes"
 SENTINEL_PASSWORD = "password-of-the-sentinels"
@@ -93,25 +94,33 @@ def readers(server: EmbeddedRedis) -> int:
         client.close()
 
 
-class Replicated:
-    """A master and its replica, watched by three sentinels."""
+def tls_port(server: EmbeddedRedis) -> int:
+    """Where it speaks TLS; 0: nowhere."""
+    return int(order(server, "CONFIG GET", "tls-port")["tls-port"])
 
-    def __init__(self, folder: Path) -> None:
+
+class Replicated:
+    """A master and its replica, watched by three sentinels; with a certificate all of them speak
+    TLS with one another and, at the addresses that they name, with clients."""
+
+    def __init__(self, folder: Path, certificate: Certificate | None = None) -> None:
         self._folder = folder
+        self._certificate = certificate
         self._stack = ExitStack()
         self.servers: list[EmbeddedRedis] = []
         self.sentinel_ports: list[int] = []
+        self.sentinel_tls_ports: list[int] = []
 
     def __enter__(self) -> Self:
         settings = {"masterauth": PASSWORD, "repl-diskless-sync-delay": "0"}
-        master = EmbeddedRedis(settings=settings, password=PASSWORD)
+        master = EmbeddedRedis(settings=settings | self._tls(), password=PASSWORD)
         self.servers.append(self._stack.enter_context(master))
-        settings["replicaof"] = f"{LOOPBACK} {master.port}"
-        replica = EmbeddedRedis(settings=settings, password=PASSWORD)
+        settings["replicaof"] = f"{LOOPBACK} {self.named_port(master)}"
+        replica = EmbeddedRedis(settings=settings | self._tls(), password=PASSWORD)
         self.servers.append(self._stack.enter_context(replica))
         until(lambda: admin_info(replica, "replication")["master_link_status"] == "up", "a replica")
         for number in range(3):
-            self._stack.enter_context(self._sentinel(number, master.port))
+            self._stack.enter_context(self._sentinel(number, self.named_port(master)))
         for port in self.sentinel_ports:
             until(lambda port=port: self._knows_all(port), "sentinels know one another")
         return self
@@ -124,11 +133,27 @@ class Replicated:
     ) -> None:
         self._stack.close()
 
+    def _tls(self) -> dict[str, str]:
+        if self._certificate is None:
+            return {}
+        return {"tls-port": str(free_port()), **self._certificate.settings}
+
+    def named_port(self, server: EmbeddedRedis) -> int:
+        """Under which port others know it."""
+        return server.port if self._certificate is None else tls_port(server)
+
     @property
     def url(self) -> str:
-        hosts = ",".join(f"{LOOPBACK}:{port}" for port in self.sentinel_ports)
+        return self.url_with(self._certificate)
+
+    def url_with(self, trusted: Certificate | None) -> str:
+        """The URL with another certificate to trust."""
+        ports = self.sentinel_ports if self._certificate is None else self.sentinel_tls_ports
+        hosts = ",".join(f"{LOOPBACK}:{port}" for port in ports)
+        tls = "" if trusted is None else f"&tls=true&{trusted.options}"
         return (
-            f"redis+sentinel://:{PASSWORD}@{hosts}/{MASTER}/0?sentinel_password={SENTINEL_PASSWORD}"
+            f"redis+sentinel://:{PASSWORD}@{hosts}/{MASTER}/0"
+            f"?sentinel_password={SENTINEL_PASSWORD}{tls}"
         )
 
     def server(self, role: str) -> EmbeddedRedis:
@@ -163,6 +188,9 @@ class Replicated:
             f"sentinel down-after-milliseconds {MASTER} {NODE_TIMEOUT_MS}",
             f"sentinel failover-timeout {MASTER} 6000",
         ]
+        tls = self._tls()
+        lines += [f"{name} {value}" for name, value in tls.items()]
+        self.sentinel_tls_ports.append(int(tls.get("tls-port", 0)))
         configuration = folder / "sentinel.conf"
         configuration.write_text("\n".join(lines) + "\n")
         with (folder / "log").open("wb") as log:
@@ -196,9 +224,11 @@ class Replicated:
 
 
 class Clustered:
-    """Three masters with a replica each."""
+    """Three masters with a replica each; with a certificate the nodes speak TLS with one another
+    and, at the addresses that they name to it, with a client that does."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None = None) -> None:
+        self._certificate = certificate
         self._stack = ExitStack()
         self.servers: list[EmbeddedRedis] = []
         self._ids: dict[str, EmbeddedRedis] = {}
@@ -215,6 +245,9 @@ class Clustered:
                 "repl-diskless-sync-delay": "0",
                 "maxmemory": "0",
             }
+            if self._certificate is not None:
+                settings |= {"tls-port": str(free_port()), "tls-cluster": "yes"}
+                settings |= self._certificate.settings
             server = EmbeddedRedis(settings=settings, password=PASSWORD)
             self.servers.append(self._stack.enter_context(server))
         self._form()
@@ -238,7 +271,8 @@ class Clustered:
         for server in self.servers:
             self._ids[order(server, "CLUSTER", "MYID")] = server
             bus_port = int(order(server, "CONFIG GET", "cluster-port")["cluster-port"])
-            order(masters[0], "CLUSTER", "MEET", LOOPBACK, server.port, bus_port)
+            port = self._named_port(server)
+            order(masters[0], "CLUSTER", "MEET", LOOPBACK, port, bus_port)
         for server in self.servers:
             until(lambda server=server: len(self._nodes(server)) == 6, "all nodes have met")
         for master, replica in zip(masters, replicas, strict=True):
@@ -264,10 +298,18 @@ class Clustered:
     def _nodes(server: EmbeddedRedis) -> dict[str, Any]:
         return cast(dict[str, Any], order(server, "CLUSTER NODES"))
 
+    def _named_port(self, server: EmbeddedRedis) -> int:
+        return server.port if self._certificate is None else tls_port(server)
+
     @property
     def url(self) -> str:
-        hosts = ",".join(f"{LOOPBACK}:{server.port}" for server in self.servers[1:4])
-        return f"redis+cluster://:{PASSWORD}@{hosts}"
+        return self.url_with(self._certificate)
+
+    def url_with(self, trusted: Certificate | None) -> str:
+        """The URL with another certificate to trust."""
+        hosts = ",".join(f"{LOOPBACK}:{self._named_port(server)}" for server in self.servers[1:4])
+        tls = "" if trusted is None else f"?tls=true&{trusted.options}"
+        return f"redis+cluster://:{PASSWORD}@{hosts}{tls}"
 
     def id_of(self, server: EmbeddedRedis) -> str:
         (found,) = [id for id, one in self._ids.items() if one is server]
@@ -294,7 +336,7 @@ class Clustered:
         for server in self.servers:
             if server.alive:
                 role = order(server, "ROLE")
-                if role[0] == "slave" and int(role[2]) == master.port:
+                if role[0] == "slave" and int(role[2]) == self._named_port(master):
                     return server
         raise AssertionError("it has no replica")
 
