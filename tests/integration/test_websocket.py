@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import time
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from outbox.redis.connect import connect
 from tests.client import Client
 from tests.integration.conftest import API_KEY, SECRET, Stack, token
 from tests.processes import Process
+
+RSV1 = 0x40
+"""The bit of a first byte that says: this message is compressed."""
 
 
 async def send_raw(client: Client, data: bytes, opcode: Opcode = Opcode.TEXT) -> None:
@@ -60,10 +65,18 @@ async def test_what_is_no_command_ends_the_connection_with_a_code(
         (Opcode.TEXT, b'{"id": 1, "connect": {"token": "\xed\xa0\x80"}}', 1007),
         (Opcode.CONT, b"of nothing", 1002),
         (Opcode.PING, b"x" * 126, 1002),
+        # Bits of extensions, of which none was agreed on; opcodes that do not exist.
+        (RSV1 | Opcode.TEXT, b"{}", 1002),
+        (RSV1 | Opcode.BINARY, b"{}", 1002),
+        (RSV1 | Opcode.PING, b"", 1002),
+        (0x20 | Opcode.TEXT, b"{}", 1002),
+        (0x10 | Opcode.TEXT, b"{}", 1002),
+        (0x3, b"{}", 1002),
+        (0xB, b"", 1002),
     ],
 )
 async def test_what_is_no_websocket_frame_ends_the_connection_with_a_code(
-    gateway: Process, opcode: Opcode, data: bytes, code: int
+    gateway: Process, opcode: int, data: bytes, code: int
 ) -> None:
     before = gateway.text()
     async with Client(gateway.websocket_url) as client:
@@ -77,9 +90,9 @@ async def test_what_is_no_websocket_frame_ends_the_connection_with_a_code(
     assert len(lines) == 1
 
 
-def _masked(opcode: Opcode, data: bytes) -> bytes:
-    assert len(data) <= 126
-    size = bytes((0x80 | len(data),)) if len(data) < 126 else b"\xfe\x00\x7e"
+def _masked(opcode: int, data: bytes) -> bytes:
+    assert len(data) < 65_536
+    size = bytes((0x80 | len(data),)) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2)
     return bytes((0x80 | opcode,)) + size + bytes(4) + data
 
 
@@ -87,6 +100,38 @@ async def test_an_unmasked_frame_is_refused(gateway: Process) -> None:
     async with Client(gateway.websocket_url) as client:
         client.socket.transport.write(b"\x81\x02{}")
         assert await client.until_closed() == 1002
+
+
+async def test_compression_is_offered_in_vain(gateway: Process, shared: Stack, room: str) -> None:
+    """A client that can do with and without it works without; nothing is ever inflated."""
+    async with Client(gateway.websocket_url, compression="deflate") as client:
+        assert client.socket.request is not None
+        assert "permessage-deflate" in client.socket.request.headers["Sec-WebSocket-Extensions"]
+        assert client.socket.response is not None
+        assert "Sec-WebSocket-Extensions" not in client.socket.response.headers
+        assert client.socket.protocol.extensions == []
+        await client.greet(token(now=time.time()))
+        await client.subscribe(room)
+        shared.publish(room, "x" * 10_000)
+        await client.until_offset(room, 1)
+        assert client.data(room) == ["x" * 10_000]
+
+
+async def test_a_compression_bomb_is_refused_at_its_first_byte(gateway: Process) -> None:
+    """Twenty megabytes in twenty kilobytes, although no compression was agreed on."""
+    deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    bomb = deflate.compress(b" " * 20_000_000) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    before_kib = peak_memory_kib(gateway.pid)
+    async with Client(gateway.websocket_url) as client:
+        client.socket.transport.write(_masked(RSV1 | Opcode.TEXT, bomb[:-4]))
+        assert await client.until_closed() == 1002
+    assert peak_memory_kib(gateway.pid) - before_kib < 10_000
+
+
+def peak_memory_kib(pid: int) -> int:
+    """The most memory that a process has had resident so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"^VmHWM:\s+(\d+) kB", status, re.M)[0])
 
 
 async def test_a_fragmented_command_is_put_together(gateway: Process) -> None:
