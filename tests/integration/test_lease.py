@@ -92,6 +92,17 @@ async def test_a_dead_relay_loses_its_leases(client: Redis) -> None:
     assert await settle(*relays(client, "a"), b) == [8, 8]
 
 
+async def test_nobody_takes_a_lease_before_it_has_expired(client: Redis) -> None:
+    """Not even one whose own leases last much longer, nor one to whom a share is due."""
+    (a,) = relays(client, "a", ttl_s=20)
+    b, c = relays(client, "b", "c")
+    await settle(a, b)
+    assert await c.renew() == frozenset()
+    assert not a.held & await b.renew()
+    table = await read_leases(client, EPOCH)
+    assert {shard for shard, holder in table.holders.items() if holder == "a"} == a.held
+
+
 async def test_a_flush_heals(client: Redis) -> None:
     a, b = relays(client, "a", "b")
     await settle(a, b)

@@ -143,6 +143,37 @@ async def test_those_who_came_too_late_for_a_read_share_the_next(gateway: Gatewa
     assert gateway.stores.reads == []
 
 
+async def test_those_who_came_too_late_for_a_read_of_the_log_share_the_next(
+    gateway: Gateway,
+) -> None:
+    """What they share is too old for them. That is no sign of another history."""
+    early = asyncio.ensure_future(gateway.history.read(gateway.room, 8))
+    await gateway.answer("none")
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    (old,) = gateway.stores.reads
+    gateway.truth.commit("a")
+    gateway.truth.appended = gateway.hub.positions[0] = 11
+    late = [asyncio.ensure_future(gateway.history.read(gateway.room, 8)) for _ in range(100)]
+    while len(gateway.stores.reads) < 2:
+        await asyncio.sleep(0)
+    stream = gateway.stores.reads[1]
+    stream.answer("none")
+    while stream in gateway.stores.reads:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)  # they join those who wait for the log
+    assert gateway.stores.reads == [old]
+    old.answer("early")
+    while old in gateway.stores.reads:
+        await asyncio.sleep(0)
+    await gateway.answer("late")
+    pages = await asyncio.gather(early, *late)
+    assert all(isinstance(page, Page) for page in pages)
+    assert [m.offset for m in pages[1].messages] == [9, 10, 11]  # type: ignore[union-attr]
+    assert not gateway.suspected
+
+
 async def test_a_head_that_was_read_before_the_room_was_forgotten_is_void(
     gateway: Gateway,
 ) -> None:
@@ -164,6 +195,34 @@ async def test_an_epoch_that_changes_during_a_read_voids_its_answer(gateway: Gat
     await gateway.answer("early")
     with pytest.raises(Unavailable):
         await reading
+
+
+async def test_an_epoch_that_changes_while_the_log_is_read_voids_its_answer(
+    gateway: Gateway,
+) -> None:
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 8))
+    await gateway.answer("none")
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    gateway.epoch = "e1"
+    await gateway.answer("early")
+    with pytest.raises(Unavailable, match="changed"):
+        await reading
+    assert gateway.room.top is None
+
+
+async def test_a_log_of_another_epoch_says_nothing_and_is_suspected(gateway: Gateway) -> None:
+    """Postgres has begun a new history, which is longer already; the worker does not know yet."""
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 8))
+    await gateway.answer("none")
+    gateway.truth.new_epoch(9)
+    for _ in range(5):
+        gateway.truth.commit("a")
+    await gateway.answer("late")
+    with pytest.raises(Unavailable, match="another history"):
+        await reading
+    assert gateway.suspected
+    assert gateway.room.top is None
 
 
 async def test_silent_stores_are_waited_for_only_so_long(gateway: Gateway) -> None:

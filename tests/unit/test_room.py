@@ -224,3 +224,16 @@ def test_frames_are_joined_up_to_their_limit() -> None:
     large = [message(n, size=FRAME_MAX_BYTES // 3) for n in range(1, 8)]
     frames = texts(bytearray(encode(ONE, "a", [*large, message(8, size=FRAME_MAX_BYTES * 2)])))
     assert [len(text.split("\n")) for text in frames] == [2, 2, 2, 1, 1]
+
+
+def test_a_room_that_was_forgotten_remembers_no_message(room: Room) -> None:
+    """What came after them may have been missed, so they are no longer the newest."""
+    deliver(room, 11, 12, 13)
+    assert [m.offset for m in room.after(10) or []] == [11, 12, 13]
+    room.forget()
+    assert room.after(10) is None
+    room.anchor(15, room.generation)
+    assert room.after(12) is None
+    deliver(room, 16)
+    assert room.after(12) is None
+    assert [m.offset for m in room.after(15) or []] == [16]
