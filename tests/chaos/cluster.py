@@ -22,6 +22,7 @@ from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from gateway.embedded.process import free_port
 from gateway.tokens import sign
 from outbox import keys
+from outbox.lease import read_leases
 from tests.chaos.proxy import Link
 from tests.processes import Process, Processes
 
@@ -43,6 +44,9 @@ SETTINGS: Mapping[str, str] = {
 POSTGRES_SETTINGS: Mapping[str, str] = {"max_prepared_transactions": "40"}
 """Of the server of a cluster whose writers may prepare transactions."""
 
+SHARDS = 16
+SHARED_S = 30.0
+POLL_S = 0.05
 SUPERVISION_S = 0.5
 
 
@@ -196,12 +200,9 @@ class Cluster:
             await asyncio.to_thread(process.wait_ready)
 
     async def supervise(self) -> None:
-        """Starts again what has ended by itself, as a platform does; until cancelled.
-
-        A gateway ends where Redis or Postgres cannot be reached at its start.
-        """
+        """Starts again what has ended by itself, as a platform does; until cancelled."""
         while True:
-            for process in self.processes.all.values():
+            for process in (*self.relays, *self.gateways):
                 if not process.alive and process.name not in self.down:
                     self.restarts += 1
                     await asyncio.to_thread(process.restart)
@@ -232,6 +233,39 @@ class Cluster:
 
     async def heads(self) -> dict[int, int]:
         return dict(await self.sql("SELECT id, max(head) FROM tidegate.shard GROUP BY id"))
+
+    async def holders(self) -> dict[int, Process]:
+        """By which of the running relays each shard is leased."""
+        async with self.client() as client:
+            leased = (await read_leases(client, await self.epoch())).holders
+        return {
+            shard: relay
+            for shard, name in leased.items()
+            for relay in self.relays
+            if relay.alive and f"-{relay.pid}-" in name
+        }
+
+    async def shared(self, relays: int = 2) -> dict[int, Process]:
+        """Waits until every shard is leased to a running relay, and so many of them have some."""
+        deadline = time.monotonic() + SHARED_S
+        while True:
+            holders = await self.holders()
+            if len(holders) == SHARDS and len({relay.name for relay in holders.values()}) == relays:
+                return holders
+            assert time.monotonic() < deadline, f"shards are not leased to {relays} relays"
+            await asyncio.sleep(POLL_S)
+
+    async def asleep(self) -> None:
+        """Waits until every shard's relay waits for the bell."""
+        deadline = time.monotonic() + SHARED_S
+        while (
+            await self.sql(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted "
+                "AND mode = 'ExclusiveLock'"
+            )
+        ) != [(SHARDS,)]:
+            assert time.monotonic() < deadline, "relays do not fall asleep"
+            await asyncio.sleep(POLL_S)
 
     async def buses(self) -> list[str]:
         """Names of the buses of the shards that have had a message."""

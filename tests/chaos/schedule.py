@@ -61,8 +61,8 @@ POSTGRES_KINDS = {
     "fail-over": (0.1, 2.0),
 }
 WRITERS_KINDS = {"prepare transactions": (5.0, 25.0)}
-APART_S = {"fail-over": 60.0, "fail-over without the tail": 20.0}
-"""Kinds that take long to set up, and how long after its start the same may start again."""
+APART_S = {"fail-over": 60.0, "fail-over without the tail": 20.0, "prepare transactions": 60.0}
+"""Kinds that must leave time for others, and how long after its start the same may start again."""
 PAUSE_MEAN_S = 2.0
 """Between the starts of two faults."""
 

@@ -33,9 +33,15 @@ async def status(gateway: Process, path: str) -> int:
         return (await client.get(f"{gateway.url}{path}")).status_code
 
 
+NO_PONG = 3012
+
+
 def visits_moved(members: list[Member]) -> int:
-    """How many connections these clients have lost."""
-    return sum(said.event == "closed" for m in members for said in m.diary.said)
+    """How many connections these clients have lost, not because they were slow themselves: a
+    machine that is very busy may need more than the two seconds for an answer."""
+    return sum(
+        said.event == "closed" and said.code != NO_PONG for m in members for said in m.diary.said
+    )
 
 
 async def test_killed_under_traffic(trial: Trial, cluster: Cluster) -> None:
@@ -88,11 +94,13 @@ async def test_drained_under_traffic(trial: Trial, cluster: Cluster) -> None:
     took_s = time.monotonic() - began
     assert code == 0
     assert took_s < 5 + 5, f"the drain time-out is 5 s, the end took {took_s:.1f} s"
+    # Who is given these has noticed that its gateway is gone.
+    await trial.written(20)
     await trial.delivered()
     closes = {
         said.code for member in members for said in member.diary.said if said.event == "closed"
     }
-    assert closes == {3001}
+    assert closes - {NO_PONG} == {3001}
     deaf.transport.abort()
     rude.transport.abort()
     await cluster.restart(gateway)
@@ -213,6 +221,11 @@ async def test_a_crowd_costs_redis_no_connections_and_postgres_few(
     await trial.delivered(60, *trial.members[:2])
     await cluster.sql("ALTER SYSTEM SET log_statement = 'all'")
     await cluster.sql("SELECT pg_reload_conf()")
+
+    async def logging() -> bool:
+        return await cluster.sql("SHOW log_statement") == [("all",)]
+
+    assert await within(20, logging)
     before = reads()
     for link in links:
         link.heal()

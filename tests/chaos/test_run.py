@@ -28,8 +28,9 @@ SUCCESSION = (
     Fault(2.0, "fail-over", "postgres", 0.5, 2),
     Fault(3.0, "fail-over without the tail", "redis", 2.0, 3),
     Fault(6.0, "restart", "postgres", 0.0, 4),
+    Fault(8.0, "fail-over", "postgres", 0.5, 5),
 )
-"""Both stores are succeeded by another server, while transactions are prepared."""
+"""Both stores are succeeded by other servers, while transactions are prepared."""
 
 
 async def test_both_stores_are_succeeded(cluster: Cluster, tmp_path: Path, seed: int) -> None:

@@ -27,7 +27,7 @@ def test_faults_end_in_time_and_no_two_share_a_target(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_what_takes_long_is_rare(seed: int) -> None:
+def test_what_needs_much_time_is_rare(seed: int) -> None:
     last_s: dict[str, float] = {}
     for fault in schedule(seed, DURATION_S, 2, 3):
         if apart_s := schedules.APART_S.get(fault.kind):

@@ -106,6 +106,7 @@ async def test_links_that_die_in_silence_are_given_up(
             link.half_open()
             died_at_s = time.monotonic()
             await until_read(new)
-            await traffic.more(200)
+            await traffic.more(1)
             assert time.monotonic() - died_at_s < FOUND_WITHIN_S
+            await traffic.more(200)
             await traffic.settle()

@@ -18,6 +18,7 @@ from tests.integration.conftest import Stack, token
 from tests.probe import until
 from tests.processes import Process, Processes
 from tests.redis_setups import Replicated, cut_replication, order, readers
+from tests.redis_setups import until as until_true
 from tests.traffic import Traffic
 
 
@@ -45,9 +46,9 @@ def traffic_of(stack: Stack) -> Traffic:
 
 
 async def until_named(replicated: Replicated, server: EmbeddedRedis) -> None:
-    await until(
-        lambda: asyncio.to_thread(lambda: replicated.named() == {server.port}),
-        "the sentinels agree",
+    """If their votes are split they wait for twice the time-out of a fail-over, which is 6 s."""
+    await asyncio.to_thread(
+        until_true, lambda: replicated.named() == {server.port}, "the sentinels agree", 60
     )
 
 
@@ -72,9 +73,13 @@ async def test_a_replica_that_lags_by_many_entries_becomes_the_master(
         await until_named(replicated, replica)
         await traffic.more(200)
         await traffic.settle()
-    found = await read_status(running.dsn, replicated.url)
-    assert found.problems == ()
-    assert len(found.gateways) == 2
+
+    async def sound() -> bool:
+        """Gateways that had been lost with the tail report again after a while."""
+        found = await read_status(running.dsn, replicated.url)
+        return found.problems == () and len(found.gateways) == 2
+
+    await until(sound, "the status says so")
     assert "buses refilled" in running.processes.all["relay"].text()
 
 

@@ -10,16 +10,17 @@ import psycopg
 import pytest
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
-from outbox import keys
 from outbox.migrations import migrate
 from outbox.sharding import shard_of
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import SHARDS, Cluster
 from tests.client import Client
 from tests.operate.traffic import TENANT, Traffic, numbers_are_complete
 from tests.processes import Process
 
 ROOM = "orders:1"
 LEASE_S = 1.5
+PATIENT = {"TIDEGATE_PING_INTERVAL_S": "25", "TIDEGATE_PONG_TIMEOUT_S": "20"}
+"""The client of these tests does not come back if it was too slow to answer a ping."""
 SLACK_S = 2.0
 """For a machine that does much else: the bounds are much wider apart than it from what they
 exclude."""
@@ -31,7 +32,7 @@ async def cluster(redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Cluster
     with EmbeddedPostgres() as postgres:
         migrate(postgres.dsn())
         async with Cluster(
-            tmp_path / "cluster", postgres, postgres.dsn(), redis, gateways=1
+            tmp_path / "cluster", postgres, postgres.dsn(), redis, gateways=1, **PATIENT
         ) as cluster:
             yield cluster
 
@@ -43,6 +44,8 @@ async def client(cluster: Cluster) -> AsyncIterator[Client]:
         await client.subscribe(ROOM, since=(0, ""))
         publish(cluster, 0)
         await client.until_offset(ROOM, 1)
+        # From here on shards stay where they are.
+        await cluster.shared()
         yield client
 
 
@@ -53,19 +56,9 @@ def publish(cluster: Cluster, number: int) -> float:
     return time.monotonic()
 
 
-def holder(cluster: Cluster) -> Process:
+async def holder(cluster: Cluster) -> Process:
     """The relay that serves the room's shard."""
-    import redis as redis_client
-
-    shard = shard_of(TENANT, ROOM, 16, 4)
-    with redis_client.Redis.from_url(cluster.redis.url) as server:
-        epoch = (server.get(keys.EPOCH) or b"").decode()
-        lease = server.hget(keys.leases(epoch), str(shard))
-    assert isinstance(lease, bytes)
-    (found,) = [
-        process for process in cluster.relays if f"-{process.pid}-" in lease.decode().split(" ")[0]
-    ]
-    return found
+    return (await cluster.shared())[shard_of(TENANT, ROOM, SHARDS, 4)]
 
 
 async def logged(process: Process, pattern: str, since: int, timeout_s: float) -> None:
@@ -77,7 +70,7 @@ async def logged(process: Process, pattern: str, since: int, timeout_s: float) -
 
 
 async def test_a_dead_relays_shards_are_taken_over(cluster: Cluster, client: Client) -> None:
-    dead = holder(cluster)
+    dead = await holder(cluster)
     dead.kill()
     committed = publish(cluster, 1)
     await client.until_offset(ROOM, 2)
@@ -117,8 +110,8 @@ async def test_a_frozen_link_of_a_relay_is_detected(
     cluster: Cluster, client: Client, store: str
 ) -> None:
     """Bytes are acknowledged and go nowhere. The relay had been asleep: nothing was under way."""
-    relay = holder(cluster)
-    await asyncio.sleep(0.5)
+    relay = await holder(cluster)
+    await cluster.asleep()
     since = len(relay.text())
     cluster.links[f"{relay.name} to {store}"].freeze()
     frozen = time.monotonic()
@@ -135,7 +128,7 @@ async def test_a_frozen_link_to_postgres_is_detected_under_traffic(
 ) -> None:
     async with Traffic(cluster.postgres.dsn(), ROOM) as traffic:
         await traffic.some()
-        relay = holder(cluster)
+        relay = await holder(cluster)
         since = len(relay.text())
         cluster.links[f"{relay.name} to postgres"].freeze()
         await logged(relay, "postgres: trouble", since, 10 + SLACK_S)
@@ -209,7 +202,9 @@ async def test_an_idle_cluster_leaves_postgres_alone(
         with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
             connection.execute("SELECT tidegate.set_doorbell(%s)", (bell,))
         async with (
-            Cluster(tmp_path / "cluster", postgres, postgres.dsn(), redis, gateways=1) as cluster,
+            Cluster(
+                tmp_path / "cluster", postgres, postgres.dsn(), redis, gateways=1, **PATIENT
+            ) as cluster,
             Client(cluster.gateways[0].websocket_url) as client,
         ):
             await client.greet(cluster.token(TENANT, "ann"))

@@ -83,6 +83,8 @@ class Site:
                             "WHERE datname = %s",
                             (source,),
                         )
+                else:
+                    raise AssertionError(f"{source} is always in use")
 
 
 async def greeted(client: Client) -> None:

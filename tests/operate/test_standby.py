@@ -12,6 +12,7 @@ from outbox.migrations import migrate
 from tests.client import Client
 from tests.operate.standby import Pair
 from tests.operate.traffic import TENANT, Traffic, numbers_are_complete
+from tests.probe import until
 from tests.processes import Process, Processes
 
 SECRET = "a secret of thirty-two bytes or more"
@@ -34,13 +35,26 @@ async def greeted(client: Client) -> None:
     await client.greet(sign(SECRET, TENANT, "ann", now=time.time()))
 
 
-def head(dsn: str, room: str) -> int:
-    with psycopg.connect(dsn) as connection:
-        row = connection.execute(
+async def head(dsn: str, room: str) -> int:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        cursor = await connection.execute(
             "SELECT max(head) FROM tidegate.room WHERE name = %s", (room,)
-        ).fetchone()
+        )
+        row = await cursor.fetchone()
     assert row is not None
     return int(row[0])
+
+
+async def final_head(dsn: str, room: str) -> int:
+    """When nobody writes any more, that of the last message."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+
+        async def sequenced() -> bool:
+            cursor = await connection.execute("SELECT count(*) FROM tidegate.outbox")
+            return await cursor.fetchone() == (0,)
+
+        await until(sequenced, "the outbox is empty", 30)
+    return await head(dsn, room)
 
 
 @pytest.mark.timeout(180)
@@ -62,7 +76,7 @@ async def test_a_synchronous_standby_is_promoted(
                 await traffic.some()
             for room in ROOMS:
                 await client.until(lambda r=room: traffic.committed[r] in client.data(r), 30)
-                await client.until_offset(room, await asyncio.to_thread(head, pair.dsn, room))
+                await client.until_offset(room, await final_head(pair.dsn, room))
                 assert numbers_are_complete(client.data(room), traffic.committed[room])
             assert traffic.breaks >= 1
             assert client.evicted == {}
@@ -91,7 +105,7 @@ async def test_a_standby_that_lagged_is_promoted(
                 await client.until(lambda: traffic.committed[room] - 5 in client.data(room))
             known = client.positions[room]
             await asyncio.to_thread(pair.promote)
-            assert await asyncio.to_thread(head, pair.dsn, room) < known[0]
+            assert await head(pair.dsn, room) < known[0]
             await client.until(lambda: room in client.evicted, 30)
             reply = await client.subscribe(room, since=client.positions[room])
             assert not reply["recovered"]
@@ -99,7 +113,7 @@ async def test_a_standby_that_lagged_is_promoted(
             assert reply["offset"] < known[0]
             async with Traffic(pair.dsn, room) as again:
                 await again.some()
-            await client.until_offset(room, await asyncio.to_thread(head, pair.dsn, room))
+            await client.until_offset(room, await final_head(pair.dsn, room))
         async with Client(gateway.websocket_url) as stale:
             await greeted(stale)
             # The offset exists again by now: it is the epoch that tells the two apart.
