@@ -51,7 +51,8 @@ class Consumer:
         self._hub = hub
         self._streams = streams
         self._log = message_log
-        self._feed = Feed(hub, message_log)
+        self._feed: Feed
+        """Of the present epoch."""
         self._worker = worker
         self._epoch_changed = epoch_changed
         self._reachable = False
@@ -67,7 +68,7 @@ class Consumer:
         self._keepers: dict[int, asyncio.Task[None]] = {}
         """Shard or ALL → what makes one lane after another."""
         self._attaching: dict[int, asyncio.Task[None]] = {}
-        self._including: asyncio.Task[None] | None = None
+        self._including: set[asyncio.Task[None]] = set()
         self._leftovers: dict[tuple[str, str], None] = {}
         """Bus and group: what lanes of this worker left behind."""
 
@@ -79,7 +80,12 @@ class Consumer:
 
     async def start(self) -> None:
         """Learn the epoch. Raises OutboxError if Postgres does not answer."""
-        self.epoch, _ = await self._log.heads()
+        epoch, _ = await self._log.heads()
+        self._follow(epoch)
+
+    def _follow(self, epoch: str) -> None:
+        self.epoch = epoch
+        self._feed = Feed(self._hub, self._log, epoch, self.suspect, self._include)
 
     def suspect(self) -> None:
         """Somebody saw a sign of another epoch: ask Postgres at the next opportunity."""
@@ -126,10 +132,19 @@ class Consumer:
             position = heads[shard]
         if epoch != self.epoch:
             raise OutboxError("the epoch has changed, try again")
-        self._hub.positions.setdefault(shard, position)
+        if shard not in self._hub.positions:
+            self._feed.forget(shard)
+            self._hub.positions[shard] = position
         self._tend()
-        if (lane := self._lanes.get(ALL)) is not None:
-            self._including = asyncio.ensure_future(lane.include(shard))
+        self._include(shard)
+
+    def _include(self, shard: int) -> None:
+        """Has the lane that is to read the shard do so at once."""
+        lane = self._lanes.get(ALL) or self._lanes.get(shard)
+        if lane is not None:
+            task = asyncio.ensure_future(lane.include(shard))
+            self._including.add(task)
+            task.add_done_callback(self._including.discard)
 
     # Lanes
 
@@ -142,8 +157,8 @@ class Consumer:
                 self._tend()
                 await self._look()
                 await self._tidy()
-                if self._failure is not None:
-                    raise self._failure
+                if (failure := self._failure or self._feed.failure) is not None:
+                    raise failure
                 try:
                     async with asyncio.timeout(
                         ASK_INTERVAL_S if self._suspected else LOOK_INTERVAL_S
@@ -174,7 +189,8 @@ class Consumer:
         self._wake.set()
 
     async def _stop(self) -> None:
-        await tasks.end(list(self._keepers.values()))
+        await tasks.end([*self._keepers.values(), *self._including])
+        await self._feed.end()
 
     async def _keep(self, key: int) -> None:
         """One lane after another: every failure is answered by a new connection."""
@@ -195,7 +211,7 @@ class Consumer:
             progressed = False
             try:
                 await lane.run()
-            except (RedisError, OSError, OutboxError) as error:
+            except (RedisError, OSError) as error:
                 progressed = lane.was_connected
                 if isinstance(error, AskError):
                     log.info("bus is on another node", shard=key, slot_and_node=str(error))
@@ -215,10 +231,10 @@ class Consumer:
             await asyncio.sleep(backoff.next_s())
 
     def _wanted(self, key: int) -> Mapping[int, int]:
-        positions = self._hub.positions
+        wanted = self._feed.wanted
         if key == ALL:
-            return positions
-        return {key: positions[key]} if key in positions else {}
+            return wanted
+        return {key: wanted[key]} if key in wanted else {}
 
     # What is looked at now and then
 
@@ -254,7 +270,7 @@ class Consumer:
             # What lanes of the old epoch have in hand must not reach the hub any more.
             self._running = False
             await self._stop()
-            self.epoch = current
+            self._follow(current)
             self._epoch_changed()
             self._running = True
             self._tend()

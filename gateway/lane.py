@@ -74,7 +74,6 @@ class Lane:
 
         Raises:
             redis.RedisError, OSError: as they come, also where a read is overdue.
-            OutboxError: see ``Feed.deliver``.
         """
         shard = next(iter(self._wanted()), None)
         key = keys.EPOCH if shard is None else keys.bus(self._epoch, shard)
@@ -92,11 +91,12 @@ class Lane:
             await self._connection.disconnect(nowait=True)
 
     async def include(self, shard: int) -> None:
-        """Has a blocked read return, so that the next one includes a shard newly wanted."""
+        """Has a blocked read return, so that the next one includes a shard newly wanted, or reads
+        one again from its position."""
         self._wake.set()
         for attempt in range(1, INTERRUPT_ATTEMPTS + 1):
             # Another server would unblock somebody else.
-            if not self._client_id or shard in self._reading or self._stale:
+            if not self._client_id or self._reads(shard) or self._stale:
                 return
             try:
                 await self._client.execute_command("CLIENT", "UNBLOCK", self._client_id)
@@ -109,6 +109,9 @@ class Lane:
         """Ends a read from a server that is no longer the one to talk to."""
         if self._client_id and self._stale:
             await self._connection.disconnect(nowait=True)
+
+    def _reads(self, shard: int) -> bool:
+        return shard in self._reading and shard not in self._feed.rereads
 
     @property
     def _stale(self) -> bool:
@@ -132,22 +135,35 @@ class Lane:
             # The next read is under way while this one is delivered, unless something has to be
             # looked at first.
             shards = {bus.encode(): shard for shard, bus in self.joined.items()}
-            pending = self._wanted().keys() == self.joined.keys() and not self._stale
+            pending = self._joined_all and not self._stale
             if pending:
                 await self._ask()
             for bus, entries in answer or ():
                 await self._feed.deliver(shards[bus], entries)
 
+    @property
+    def _joined_all(self) -> bool:
+        """Whether the group is where it is wanted, and nowhere else."""
+        if self._wanted().keys() != self.joined.keys():
+            return False
+        rereads = self._feed.rereads
+        return not rereads or rereads.isdisjoint(self.joined)
+
     async def _join(self) -> None:
-        """Makes the group on every bus that is wanted, and removes it from the others."""
+        """Makes the group on every bus that is wanted, and removes it from the others.
+
+        Where entries of a bus were dropped it is made once more, at the position.
+        """
+        rereads = self._feed.rereads
         for shard, bus in list(self.joined.items()):
-            if shard not in self._wanted():
+            if shard not in self._wanted() or shard in rereads:
                 await self._call("XGROUP", "DESTROY", bus, self.group)
                 del self.joined[shard]
         for shard, position in list(self._wanted().items()):
             if shard not in self.joined:
                 bus = self.joined[shard] = keys.bus(self._epoch, shard)
                 await self._call("XGROUP", "CREATE", bus, self.group, f"{position}-0", "MKSTREAM")
+                rereads.discard(shard)
 
     def _adapt(self, answer: Iterable[Any]) -> None:
         """Ask for more at once while entries are small, for less when they are large."""
