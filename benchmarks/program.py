@@ -75,9 +75,11 @@ class Program:
     def stop(self) -> None:
         """End it. May be repeated."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         stop_child(self._process, [(signal.SIGTERM, 5.0)])
+        self._process.stdout.close()
 
     def _last_words(self) -> str:
         return self._held.decode(errors="replace").strip()[-500:] or "it said nothing"

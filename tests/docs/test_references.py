@@ -10,7 +10,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("test
 
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 _PATH = re.compile(
-    r"(?<![\w/.-])(?:\.ci|deploy|docs|examples|gateway|outbox|publisher|tests)/[\w./-]*\w"
+    r"(?<![\w/.-])(?:\.ci|benchmarks|deploy|docs|examples|gateway|outbox|publisher|tests)/[\w./-]*\w"
 )
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (?P<title>.+)$", re.M)
