@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
+import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from outbox.sharding import shard_of
 from tests.client import Client
 from tests.integration.conftest import TENANT, Stack, token
 from tests.processes import Processes
+from tests.traffic import SHUTDOWN
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,28 @@ def troubled(
         finally:
             processes.stop()
         processes.check_logs()
+
+
+DYING_GATEWAY = """
+import asyncio, signal, sys
+from gateway import cli
+from gateway.consumer import Consumer
+
+run = Consumer.run
+
+async def run_until_told(self):
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+    reading = asyncio.create_task(run(self))
+    await told.wait()
+    reading.cancel()
+    raise RuntimeError("a mistake")
+
+Consumer.run = run_until_told
+sys.argv = ["tidegate", "gateway", "--port", sys.argv[1]]
+sys.exit(cli.run())
+"""
+"""A gateway whose reader dies of a bug when it gets SIGUSR1."""
 
 
 @pytest.fixture
@@ -170,3 +194,27 @@ async def test_a_new_epoch_is_told_and_nothing_old_is_recovered(
     assert (reply.get("recovered", False), reply["epoch"], reply["offset"]) == (False, epoch, 1)
     troubled.publish(room, 2)
     await client.until_offset(room, 2)
+
+
+async def test_a_gateway_whose_reader_has_died_ends(
+    stack: Stack, room: str, free_port: Callable[[], int]
+) -> None:
+    """It is not left to stand there with green probes and clients that wait."""
+    stack.relay()
+    port = free_port()
+    gateway = stack.processes.start_python(
+        "gateway", "-c", DYING_GATEWAY, str(port), **stack.settings
+    )
+    gateway.tracebacks_allowed = True
+    gateway.port = port
+    await asyncio.to_thread(gateway.wait_ready)
+    async with Client(gateway.websocket_url) as client:
+        await client.greet(token(now=time.time()))
+        await client.subscribe(room)
+        stack.publish(room, 1)
+        await client.until_offset(room, 1)
+        gateway.signal(signal.SIGUSR1)
+        assert await client.until_closed() == SHUTDOWN
+    assert await asyncio.to_thread(gateway.wait, 20) == 1
+    assert "background task died" in gateway.text()
+    assert "a mistake" in gateway.text()
