@@ -104,6 +104,22 @@ async def test_what_retention_dropped_is_passed_over(probe: Probe) -> None:
     assert seqs(await probe.on_bus(shard)) == [11]
 
 
+@pytest.mark.parametrize("dropped", [4, 6])
+async def test_a_bus_that_ends_before_what_retention_left_begins_anew(
+    probe: Probe, dropped: int
+) -> None:
+    """Also where only the one message between the two is gone."""
+    shard = probe.shard("a")
+    await probe.sequence(*["a"] * 3)
+    await run(probe)
+    await probe.sequence(*["a"] * 5)
+    await probe.connection.execute("DELETE FROM tidegate.message WHERE seq <= %s", (dropped,))
+    done = await run(probe)
+    assert done.unfinished == frozenset()
+    assert done.lasts[shard] == 8
+    assert seqs(await probe.on_bus(shard)) == list(range(dropped + 1, 9))
+
+
 async def test_a_bus_beyond_the_head_is_a_fork(probe: Probe) -> None:
     await probe.sequence("a", "a", "a")
     await run(probe)
