@@ -37,8 +37,10 @@ class Gateway:
         self.suspected = True
 
     async def answer(self, how: str, lag: int = 0) -> None:
-        """The one read that is under way."""
-        while not self.stores.reads:
+        """The one read that is under way, or about to be."""
+        for _ in range(1_000):
+            if self.stores.reads:
+                break
             await asyncio.sleep(0)
         (read,) = self.stores.reads
         read.answer(how, lag)
