@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -90,6 +91,7 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self._folder = folder
+        self._reserved: list[socket.socket] = []
         self.all: dict[str, Process] = {}
 
     def start(self, name: str, *arguments: str, **settings: str) -> Process:
@@ -109,12 +111,27 @@ class Processes:
         self.all[name] = process
         return process
 
+    def reserve_port(self) -> int:
+        """A free port of loopback that nobody else is given while these processes are there.
+
+        A socket is bound to it and does not listen: so Linux lets another one that asks for this
+        very port listen at it, now and after each new start, but picks it for nobody.
+        """
+        if sys.platform != "linux":
+            return free_port()
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        self._reserved.append(held)
+        port: int = held.getsockname()[1]
+        return port
+
     def start_relay(self, name: str = "relay", **settings: str) -> Process:
         return self.start(name, "relay", **settings)
 
     def start_gateway(self, name: str = "gateway", *arguments: str, **settings: str) -> Process:
         """Starts a gateway on a free port and waits until it is ready."""
-        port = free_port()
+        port = self.reserve_port()
         process = self.start(name, "gateway", "--port", str(port), *arguments, **settings)
         process.port = port
         process.wait_ready()
@@ -123,6 +140,9 @@ class Processes:
     def stop(self) -> None:
         for process in self.all.values():
             process.stop(STOP_PATIENCE_S)
+        for held in self._reserved:
+            held.close()
+        self._reserved.clear()
 
     def check_logs(self) -> None:
         """Fails if one of them has written a traceback that the test did not announce."""

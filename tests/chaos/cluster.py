@@ -19,7 +19,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from redis.asyncio import Redis
 
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
-from gateway.embedded.process import free_port
 from gateway.tokens import sign
 from outbox import keys
 from outbox.lease import read_leases
@@ -126,7 +125,7 @@ class Cluster:
             **settings,
         }
         arguments = [role]
-        listen_port = free_port()
+        listen_port = self.processes.reserve_port()
         if role == "gateway":
             arguments += ["--port", str(listen_port)]
         process = self.processes.start(name, *arguments, **environment)

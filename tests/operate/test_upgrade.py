@@ -52,7 +52,7 @@ def first_version(database: str) -> str:
 
 @pytest.mark.timeout(180)
 async def test_old_processes_go_on_during_and_after_a_migration(
-    first_version: str, redis_url: str, processes: Processes, free_port: Any, tmp_path: Path
+    first_version: str, redis_url: str, processes: Processes, tmp_path: Path
 ) -> None:
     dsn = first_version
     env = {
@@ -62,7 +62,9 @@ async def test_old_processes_go_on_during_and_after_a_migration(
         "TIDEGATE_LEASE_S": "1",
     }
     start_old(processes, "old-relay", 1, "relay", **env)
-    old = await asyncio.to_thread(old_gateway, processes, "old-gateway", free_port(), env)
+    old = await asyncio.to_thread(
+        old_gateway, processes, "old-gateway", processes.reserve_port(), env
+    )
     async with Client(old.websocket_url) as client, Traffic(dsn, *ROOMS) as traffic:
         await client.greet(sign(SECRET, TENANT, "ann", now=time.time()))
         for room in ROOMS:
@@ -82,7 +84,9 @@ async def test_old_processes_go_on_during_and_after_a_migration(
                 "WHERE datname = current_database() AND application_name LIKE 'tidegate%'"
             )
             assert (await cursor.fetchone() or (0,))[0] >= 2
-        again = await asyncio.to_thread(old_gateway, processes, "old-again", free_port(), env)
+        again = await asyncio.to_thread(
+            old_gateway, processes, "old-again", processes.reserve_port(), env
+        )
         await traffic.some()
 
         # The new ones beside them, and what only they can do.
