@@ -298,7 +298,7 @@ async def _hold(cluster: Cluster, statement: str) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _prepare_transactions(trial: Trial) -> AsyncIterator[None]:
     """Half of the writers' transactions have two phases, without the bell, which forbids them."""
-    await _switch_doorbell(trial.cluster, on=False)
+    await _until_answered(lambda: _switch_doorbell(trial.cluster, on=False))
     trial.two_phases.allowed = True
     try:
         yield
@@ -309,17 +309,18 @@ async def _prepare_transactions(trial: Trial) -> AsyncIterator[None]:
             return trial.two_phases.under_way == 0
 
         assert await within(SWITCH_S, ended), "writers still have prepared transactions"
-        await _until_answered(trial.forget_prepared)
-        await _switch_doorbell(trial.cluster, on=True)
+
+        async def end() -> None:
+            # One whose answer was lost may be prepared late, and holds the lock as well.
+            await trial.forget_prepared()
+            await _switch_doorbell(trial.cluster, on=True)
+
+        await _until_answered(end)
 
 
 async def _switch_doorbell(cluster: Cluster, on: bool) -> None:
     """It takes a lock on the outbox, for which it must not wait long: others wait behind it."""
-    await _until_answered(
-        lambda: cluster.sql(
-            f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'; SELECT tidegate.set_doorbell({on})"
-        )
-    )
+    await cluster.sql(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'; SELECT tidegate.set_doorbell({on})")
 
 
 async def _until_answered(act: Callable[[], Awaitable[Any]]) -> None:

@@ -23,6 +23,7 @@ from tests.processes import Processes
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
+POLLING = "doorbell is off: polling"
 PROMPTLY_S = 20.0
 """Far below the time for which the transactions are held."""
 
@@ -97,6 +98,7 @@ async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
         async with Cluster(tmp_path / "processes", postgres, postgres.dsn(), redis) as cluster:
             trial = Trial(cluster, seed)
             try:
+                await polling(cluster)
                 await trial.arrive(4)
                 trial.two_phases.allowed = True
                 trial.write(6)
@@ -108,7 +110,7 @@ async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
                 await asyncio.to_thread(cluster.relays[0].kill)
                 await trial.written(50)
                 await asyncio.to_thread(cluster.relays[0].restart)
-                assert cluster.logged("doorbell is off: polling", cluster.relays[1:]) == 1
+                assert cluster.logged(POLLING, cluster.relays[1:]) == 1
                 late = await prepare(trial, "late")
                 await asyncio.to_thread(cluster.postgres.kill)
                 await asyncio.to_thread(cluster.postgres.restart)
@@ -123,6 +125,15 @@ async def test_prepared_transactions(tmp_path: Path, seed: int) -> None:
             finally:
                 await trial.close()
         cluster.processes.check_logs()
+
+
+async def polling(cluster: Cluster) -> None:
+    """Waits until each relay has said so."""
+
+    async def said() -> bool:
+        return all(cluster.logged(POLLING, [relay]) for relay in cluster.relays)
+
+    assert await within(60, said)
 
 
 async def prepare(trial: Trial, name: str) -> tuple[str, list[tuple[Key, dict[str, str]]], float]:
@@ -261,6 +272,7 @@ async def test_pgbouncer_between_all_processes_and_postgres(
         async with Cluster(tmp_path / "processes", postgres, dsn, redis, through=pooled) as cluster:
             trial = Trial(cluster, seed)
             try:
+                await polling(cluster)
                 await trial.arrive(4)
                 trial.write(4)
                 await trial.written(100)
@@ -275,5 +287,5 @@ async def test_pgbouncer_between_all_processes_and_postgres(
             finally:
                 await trial.close()
             for relay in cluster.relays:
-                assert cluster.logged("doorbell is off: polling", [relay]) == 1
+                assert cluster.logged(POLLING, [relay]) == 1
         cluster.processes.check_logs()
