@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from redis.exceptions import RedisError
+
 from outbox import database
 from outbox.audit.findings import Findings
 from outbox.audit.log import LogAudit
@@ -38,7 +40,7 @@ async def verify(
 ) -> Report:
     """Audits everything, or one room and its bus; with ``redis_url_also`` both servers.
 
-    Raises for a store that cannot be read.
+    Raises for Postgres or a first Redis that cannot be read.
     """
     findings, also = Findings(say), Findings(say)
     connection = await database.connect(postgres_dsn, application_name="tidegate-verify")
@@ -60,7 +62,13 @@ async def verify(
                 findings.wrong(f"room {room[1]} of tenant {room[0]} never had a message")
         for client, (_, into) in zip(clients, sides, strict=True):
             in_streams = StreamAudit(Streams(client), log, found, into)
-            await (in_streams.all() if room is None else in_streams.room(*room))
+            try:
+                await (in_streams.all() if room is None else in_streams.room(*room))
+            except RedisError as error:
+                if into is findings:
+                    raise
+                # The first was audited all the same.
+                into.wrong(f"cannot be audited: {error}".partition("\n")[0])
         if (await layout(connection)).epoch != found.epoch:
             findings.problems.clear()
             also.problems.clear()

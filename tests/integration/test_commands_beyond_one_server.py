@@ -199,7 +199,8 @@ async def test_a_server_that_is_away_is_named_and_does_not_keep_the_other_waitin
     assert "additional Redis cannot be asked (ConnectionError): it may hold the content" in said
     assert not await holds_the_secret(between.old.url)
     said = await between.run("verify", code=1)
-    assert "Redis: " in said.splitlines()[-1]
+    assert "messages in the log" in said
+    assert "additional Redis: cannot be audited: Error " in said.splitlines()[-1]
     await asyncio.to_thread(between.new.restart)
     await until(
         lambda: between.relay.text().count("additional redis: complete") == 2, "it is refilled"
@@ -223,10 +224,7 @@ async def test_the_audit_names_the_server(between: Between, room: str) -> None:
     said = await between.run("verify", code=1)
     assert f"additional Redis: shard {shard}, seq {damaged.seq}: missing from the bus" in said
     assert said.count("missing from the bus") == 1
-    # With the first alone all is well, and with the second alone it is not.
-    assert "all is well" in await run(between.stack, "verify")
-    said = await run(between.stack, "verify", code=1, TIDEGATE_REDIS_URL=between.new.url)
-    assert "missing from the bus" in said
+    assert "all is well" in await run(between.stack, "verify")  # of the first alone
 
 
 async def test_a_new_epoch_is_told_to_both(between: Between, room: str) -> None:
