@@ -12,7 +12,7 @@ export PYTHONUTF8 := 1
 export npm_config_update_notifier := false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos bench lint ruff format mypy imports clean
+.PHONY: help demo test chaos bench bench-peers lint ruff format mypy imports clean
 
 help:
 	@echo "make demo   a live order board on embedded servers, in the browser"
@@ -34,6 +34,9 @@ chaos: $(INSTALLED)
 # Needs a C compiler for the load client. The report goes to build/benchmarks/.
 bench: $(INSTALLED)
 	@$(PYTHON) -m benchmarks $(NAMES) $(ARGS)
+
+bench-peers: $(INSTALLED)
+	@$(PYTHON) -m benchmarks peers --output build/benchmarks-peers $(ARGS)
 
 lint: ruff format mypy imports
 

@@ -17,7 +17,7 @@ from benchmarks.figures import Result
 from benchmarks.machine import facts
 from benchmarks.native import NoCompiler, compiled
 from benchmarks.processor import allow_files, cores
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import PEERS, SCENARIOS
 from benchmarks.servers import Servers
 
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *SCENARIOS], metavar="NAME")
+    parser.add_argument("names", nargs="*", choices=[[], *SCENARIOS, *PEERS], metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="two runs of a quarter of the work")
     parser.add_argument("--smoke", action="store_true", help="tiny: shows only that it runs")
     parser.add_argument("--fsync", action="store_true", help="let Postgres wait for the disk")

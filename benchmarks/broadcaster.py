@@ -11,16 +11,17 @@ ROOT = Path(__file__).parents[1]
 
 
 class Broadcaster:
-    """A Starlette application that sends each text to all its clients."""
+    """A Starlette application that sends each text of its source to all its clients."""
 
-    def __init__(self, cores: frozenset[int]) -> None:
+    def __init__(self, cores: frozenset[int], source: str = "stdin", address: str = "") -> None:
         self._program = Program(
             "starlette_app",
-            [sys.executable, "-m", "benchmarks.starlette_app"],
+            [sys.executable, "-m", "benchmarks.starlette_app", source],
             cores,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "BENCHMARK_ADDRESS": address},
         )
         self.port: int = self._program.answer()["port"]
+        self._program.answer()  # it listens
 
     def __enter__(self) -> Self:
         return self

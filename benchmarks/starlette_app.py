@@ -1,15 +1,21 @@
 """The peer: a plain Starlette application that awaits ``send_text`` for each client.
 
-As a program (``python -m benchmarks.starlette_app``) it prints {"port":N} and takes texts on
-standard input, ``send BYTES`` and then the text; each is sent to all clients.
+As a program (``python -m benchmarks.starlette_app SOURCE``) it prints {"port":N} when it can be
+connected to, and {"event":"listening"} when its source can be written to; each text is sent to all
+clients. Sources: ``stdin``, lines ``send BYTES`` with the text behind; ``notify``, LISTEN in the
+Postgres of BENCHMARK_ADDRESS; ``pubsub``, SUBSCRIBE in that Redis.
 """
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psycopg
+import redis.asyncio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
@@ -18,6 +24,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway.embedded.process import LOOPBACK
 
 LINE_MAX_BYTES = 1 << 24
+CHANNEL = "news"
+ADDRESS = os.environ.get("BENCHMARK_ADDRESS", "")
 clients: set[WebSocket] = set()
 
 
@@ -33,13 +41,48 @@ async def endpoint(socket: WebSocket) -> None:
         clients.discard(socket)
 
 
-async def broadcast() -> None:
-    """Send what comes on standard input."""
+def listening() -> None:
+    """Tell that from now on nothing is missed."""
+    print(json.dumps({"event": "listening"}), flush=True)
+
+
+async def standard_input() -> AsyncIterator[str]:
     reader = asyncio.StreamReader(limit=LINE_MAX_BYTES)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    listening()
     while line := await reader.readline():
-        text = (await reader.readexactly(int(line.split()[1]))).decode()
+        yield (await reader.readexactly(int(line.split()[1]))).decode()
+
+
+async def notifications() -> AsyncIterator[str]:
+    connection = await psycopg.AsyncConnection.connect(ADDRESS, autocommit=True)
+    await connection.execute(f"LISTEN {CHANNEL}")
+    listening()
+    async for notification in connection.notifies():
+        yield notification.payload
+
+
+async def published() -> AsyncIterator[str]:
+    async with redis.asyncio.Redis.from_url(ADDRESS).pubsub() as subscription:
+        await subscription.subscribe(CHANNEL)
+        async for message in subscription.listen():
+            if message["type"] == "subscribe":
+                listening()
+            elif message["type"] == "message":
+                yield message["data"].decode()
+
+
+SOURCES: dict[str, Callable[[], AsyncIterator[str]]] = {
+    "stdin": standard_input,
+    "notify": notifications,
+    "pubsub": published,
+}
+
+
+async def broadcast() -> None:
+    """Send what the source brings."""
+    async for text in SOURCES[sys.argv[1]]():
         for client in list(clients):
             await client.send_text(text)
 

@@ -69,22 +69,35 @@ class Writer:
         next_rooms: Callable[[int], Sequence[str]],
         stop: threading.Event | None = None,
     ) -> Pace:
-        """Commit ``rows`` messages at a time, by a timetable that does not wait for anyone."""
-        interval_s = rows / messages_per_s
-        ticks = max(1, round(duration_s / interval_s))
-        late_s = 0.0
-        done = 0
-        start = time.monotonic()
-        for tick in range(ticks):
-            if stop is not None and stop.is_set():
-                break
-            wait_s = start + tick * interval_s - time.monotonic()
-            if wait_s > 0:
-                time.sleep(wait_s)
-            else:
-                late_s = max(late_s, -wait_s)
-            self.commit(next_rooms(rows))
-            done += rows
-        # Up to where the next one would have been.
-        elapsed_s = max(time.monotonic() - start, done / rows * interval_s)
-        return Pace(done, elapsed_s, late_s)
+        """Commit ``rows`` messages at a time; see the function of this name."""
+        return keep_pace(
+            messages_per_s, duration_s, rows, lambda count: self.commit(next_rooms(count)), stop
+        )
+
+
+def keep_pace(
+    messages_per_s: float,
+    duration_s: float,
+    together: int,
+    send: Callable[[int], None],
+    stop: threading.Event | None = None,
+) -> Pace:
+    """Have ``together`` messages sent at a time, by a timetable that does not wait for anyone."""
+    interval_s = together / messages_per_s
+    ticks = max(1, round(duration_s / interval_s))
+    late_s = 0.0
+    done = 0
+    start = time.monotonic()
+    for tick in range(ticks):
+        if stop is not None and stop.is_set():
+            break
+        wait_s = start + tick * interval_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        else:
+            late_s = max(late_s, -wait_s)
+        send(together)
+        done += together
+    # Up to where the next one would have been.
+    elapsed_s = max(time.monotonic() - start, done / messages_per_s)
+    return Pace(done, elapsed_s, late_s)

@@ -18,3 +18,6 @@ SCENARIOS = (
     "payloads",
     "mixed",
 )
+
+PEERS = ("peers",)
+"""Those that measure other systems on the same work."""

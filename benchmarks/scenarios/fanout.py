@@ -10,6 +10,7 @@ order. The gateway's CPU time includes the reading of the stream.
 
 import time
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.bench import Bench
@@ -145,21 +146,31 @@ def _compare(
 ) -> None:
     case = f"{clients:,} clients, {size_bytes:,} B, {per_tick} a tick"
     ticks = max(5, bench.work(DELIVERIES) // (clients * per_tick))
-    cost_us = {
-        name: delivery_cost_us(subjects[name], clients, ticks, per_tick, size_bytes)
+    costs = {
+        name: delivery_cost(subjects[name], clients, ticks, per_tick, size_bytes)
         for name in bench.shuffled(*subjects)
     }
+    cost_us = {name: cost.server_us for name, cost in costs.items()}
     for name in subjects:
         result.add(case, f"{name}, µs", cost_us[name])
     floor_limit, peer_limit = TARGETS[per_tick]
     result.add(case, "x send()", cost_us["gateway"] / cost_us["send()"], at_most(floor_limit))
     result.add(case, "x send_text", cost_us["gateway"] / cost_us["send_text"], at_most(peer_limit))
+    result.add(case, "load, µs", costs["gateway"].load_us)
 
 
-def delivery_cost_us(
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time per delivery."""
+
+    server_us: float
+    load_us: float
+
+
+def delivery_cost(
     subject: Subject, clients: int, ticks: int, per_tick: int, size_bytes: int
-) -> float:
-    """CPU time of the subject for each delivery of so many ticks. Each client gets each message."""
+) -> Cost:
+    """What the deliveries of so many ticks cost. Each client gets each message."""
     for _ in range(WARM_TICKS):
         subject.load.mark()
         subject.tick(per_tick, size_bytes)
@@ -172,4 +183,5 @@ def delivery_cost_us(
     used_s = cpu_s(subject.pid) - before_s
     report = subject.load.report()
     assert report["deliveries"] == clients * per_tick * ticks
-    return 1e6 * used_s / report["deliveries"]
+    deliveries = report["deliveries"]
+    return Cost(1e6 * used_s / deliveries, report["cpu_ns"] / 1e3 / deliveries)

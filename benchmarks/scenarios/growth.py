@@ -13,7 +13,7 @@ from benchmarks.delivery import at_random, flow
 from benchmarks.figures import Chart, Result, at_most
 from benchmarks.load import Load
 from benchmarks.processor import cpu_s, rss_bytes
-from benchmarks.scenarios.fanout import GatewaySubject, delivery_cost_us
+from benchmarks.scenarios.fanout import GatewaySubject, delivery_cost
 from benchmarks.writer import Writer
 
 CLIENTS = (100, 300, 1_000, 3_000, 10_000)
@@ -43,8 +43,8 @@ def _clients(bench: Bench, result: Result) -> None:
             subject = GatewaySubject(bench, clients, stack)
             ticks = max(5, bench.work(DELIVERIES) // clients)
             for _ in bench.runs():
-                cost_us = delivery_cost_us(subject, clients, ticks, 1, SIZE_BYTES)
-                result.add(_clients_case(clients), name, cost_us)
+                cost = delivery_cost(subject, clients, ticks, 1, SIZE_BYTES)
+                result.add(_clients_case(clients), name, cost.server_us)
     _compare(result, [(clients, _clients_case(clients)) for clients in points], name, "clients")
 
 
