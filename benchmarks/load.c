@@ -17,6 +17,7 @@
      mark       begin to count anew (not the violations: those are for ever)
      await N    answer when N messages have come since the mark
      report     all figures since the mark
+     look N     look for arrivals every N us, instead of being woken by each (0)
      pause N    stop reading from the first N connections
      unpause    read on
      drop       cut all connections; positions are kept
@@ -79,6 +80,7 @@ static const char *path = "/", *prefix = "room:";
 static bool centrifuge = true;
 static unsigned rooms = 1, each = 1, narrow, opening_max = 64;
 static uint64_t stall_ns = 5000000;
+static unsigned look_us;
 static char **tokens;
 static unsigned token_count;
 
@@ -598,6 +600,8 @@ static void obey(const char *line)
     } else {
         if (!strcmp(line, "mark")) {
             mark();
+        } else if (sscanf(line, "look %llu", &n) == 1) {
+            look_us = (unsigned)n;
         } else if (sscanf(line, "pause %llu", &n) == 1) {
             for (paused = 0; paused < n && paused < count; paused++)
                 epoll_ctl(poller, EPOLL_CTL_DEL, connections[paused].fd, NULL);
@@ -716,11 +720,13 @@ int main(int argc, char **argv)
     mark();
     for (;;) {
         uint64_t before_ns = clock_ns(CLOCK_MONOTONIC);
-        int n = epoll_wait(poller, events, EVENTS, TICK_MS);
+        int n = epoll_wait(poller, events, EVENTS, look_us ? 0 : TICK_MS);
+        if (!n && look_us)
+            usleep(look_us);
         uint64_t woken_ns = clock_ns(CLOCK_MONOTONIC);
         if (n < 0 && errno != EINTR)
             die("epoll_wait");
-        look_for_stall(before_ns, woken_ns, TICK_MS * 1000000ull);
+        look_for_stall(before_ns, woken_ns, look_us ? look_us * 1000ull : TICK_MS * 1000000ull);
         for (int i = 0; i < n; i++) {
             if (events[i].data.u64 == INPUT)
                 obey_input();

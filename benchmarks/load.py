@@ -143,6 +143,11 @@ class Load:
             raise Violation(f"{', '.join(broken)}; the first: {trouble}")
         return Report(latency, in_stall, joins, said)
 
+    def look(self, every_us: int) -> None:
+        """Look for arrivals so often, instead of being woken by each (0). Where receivers are on
+        another machine, no sender pays for waking them; here it does, unless they only look."""
+        self._program.ask(f"look {every_us}")
+
     def pause(self, count: int) -> None:
         """Stop reading from the first so many connections."""
         self._program.ask(f"pause {count}")
