@@ -189,8 +189,10 @@ class Consumer:
         self._wake.set()
 
     async def _stop(self) -> None:
-        await tasks.end([*self._keepers.values(), *self._including])
-        await self._feed.end()
+        try:
+            await tasks.end([*self._keepers.values(), *self._including])
+        finally:
+            await self._feed.end()
 
     async def _keep(self, key: int) -> None:
         """One lane after another: every failure is answered by a new connection."""

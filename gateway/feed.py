@@ -105,6 +105,7 @@ class Feed:
         """Shards being filled that can hold no more."""
         self._turns = asyncio.Semaphore(FILLS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @property
     def wanted(self) -> Mapping[int, int]:
@@ -143,6 +144,10 @@ class Feed:
 
     async def end(self) -> None:
         """Nothing reaches the hub any more. To be called when nobody delivers."""
+        self._closed = True
+        self._fillings.clear()
+        self._full.clear()
+        # The driver first tries to have Postgres give up what it was asked, for some seconds.
         await tasks.end(list(self._tasks))
 
     async def _advance(self, shard: int, entries: list[Entry]) -> tuple[int, list[Entry]] | None:
@@ -222,9 +227,9 @@ class Feed:
         """Delivers from the log what a bus does not have; false if nobody wants it any more."""
         backoff = Backoff(*BACKOFF_S)
         until = filling.until
-        if (after := self.positions.get(shard)) is not None and after < until:
+        if (after := self._position(shard)) is not None and after < until:
             log.info("hole in a bus, filled from the log", shard=shard, after=after, until=until)
-        while (after := self.positions.get(shard)) is not None and after < until:
+        while (after := self._position(shard)) is not None and after < until:
             try:
                 messages = await self._span(shard, after, until)
             except OutboxError as error:
@@ -233,7 +238,7 @@ class Feed:
                 filling.troubled = True
                 await asyncio.sleep(backoff.next_s())
                 continue
-            if self.positions.get(shard) != after:
+            if self._position(shard) != after:
                 continue
             backoff.reset()
             if not messages or messages[0].seq != after + 1:
@@ -241,6 +246,9 @@ class Feed:
             else:
                 await self._emit(shard, messages)
         return after is not None
+
+    def _position(self, shard: int) -> int | None:
+        return None if self._closed else self.positions.get(shard)
 
     async def _span(self, shard: int, after: int, until: int) -> list[Message]:
         """Raises OutboxError if the log cannot be had, or is not the one that the bus came from."""

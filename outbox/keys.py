@@ -22,6 +22,11 @@ def relays(epoch: str) -> str:
     return f"tg:{{relay:{epoch}}}:relays"
 
 
+def failing(epoch: str) -> str:
+    """Hash: shard → why it stands still though others do not, in a line for operators."""
+    return f"tg:{{relay:{epoch}}}:failing"
+
+
 def bus(epoch: str, shard: int) -> str:
     """Stream: the shard's delivery bus; entry ids are ``<seq>-0``."""
     return f"tg:{{{epoch}:{shard}}}:bus"

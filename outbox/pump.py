@@ -13,8 +13,10 @@ from typing import LiteralString
 
 from psycopg import errors
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from outbox import link
+from outbox import away, link, refusal
+from outbox.away import Away
 from outbox.backoff import Backoff
 from outbox.database import Connection
 from outbox.doorbell import Doorbell
@@ -35,10 +37,8 @@ REDIS_DOWN_POLL_S = 1.0
 FAILING_RETRY_S = 5.0
 """When a shard that cannot be sequenced, while others can, is tried again."""
 
-AWAY_RETRY_S = 0.25
-"""When a shard whose node was out of reach is tried again."""
-PROBE_TIMEOUT_S = 0.3
-"""How long such a node may take for its first answer."""
+APPEND_PATIENCE_S = 0.25
+"""How long other shards wait for the slowest node of a cluster. It may take longer by itself."""
 
 SHARD_ERRORS = (errors.DataError, errors.IntegrityError, errors.LockNotAvailable)
 """What one shard's rows, positions or locks can cause, and what need not stop the others."""
@@ -79,10 +79,9 @@ class Pump:
         """When it last had something to do."""
         self._retry_at_s = 0.0
         """When the failing shards are due again."""
-        self._away_until_s = 0.0
-        """When the shards that are away are due again."""
-        self._away: set[int] = set()
-        """Shards of which the journal was told that they are away."""
+        self._away = Away(streams, standing, journal)
+        self._refused: set[int] = set()
+        """Those of the failing shards of which Redis refuses a message."""
         self._polls = Backoff(pace.poll_min_s, pace.poll_max_s)
         self._lock_polls = Backoff(pace.lock_poll_min_s, pace.lock_poll_max_s)
 
@@ -116,7 +115,7 @@ class Pump:
             await self._sequence(served)
         else:
             await self._release()
-            await self._bell.wait(self._pace.bell_poll_s)
+            await self._bell.wait(away.RETRY_S if standing.away else self._pace.bell_poll_s)
 
     async def _sequence(self, served: frozenset[int]) -> None:
         standing = self._standing
@@ -140,8 +139,7 @@ class Pump:
     def _served(self, shards: frozenset[int]) -> frozenset[int]:
         """The shards without those that fail and are not due."""
         failing = self._standing.failing
-        if self._standing.away and monotonic() >= self._away_until_s:
-            self._standing.away.clear()
+        self._away.look()
         shards -= self._standing.away
         if failing and monotonic() >= self._retry_at_s:
             self._retry_at_s = monotonic() + FAILING_RETRY_S
@@ -149,21 +147,12 @@ class Pump:
         return (shards - failing.keys()) or shards
 
     def _set_aside(self, shards: Collection[int], error: BaseException | None) -> None:
-        """Leaves shards alone for a moment, whose node of a cluster is out of reach.
+        """Leaves shards alone whose node of a cluster is out of reach.
 
         Raises the error if no shard would be left: then it is not about some shards.
         """
         standing = self._standing
-        if not self._away:
-            self._journal.warning(
-                "shards out of reach",
-                shards=sorted(shards),
-                cause=str(error or "").partition("\n")[0],
-            )
-        self._away.update(shards)
-        standing.away.update(shards)
-        standing.ready.difference_update(shards)
-        self._away_until_s = monotonic() + AWAY_RETRY_S
+        self._away.leave(shards, error)
         if error is not None and standing.held <= standing.away:
             standing.away.clear()
             raise error
@@ -179,15 +168,14 @@ class Pump:
             failure = error
         else:
             for shard in failing.keys() & set(shards):
-                del failing[shard]
-                self._journal.info("shard is sequenced again", shard=shard)
+                await self._works(shard)
             return batch
         batches: list[Batch] = []
         for shard in shards:
             try:
                 batches.append(await self._sequencer.batch([shard], self._batch_messages))
             except SHARD_ERRORS as error:
-                self._failed(shard, error)
+                await self._failed(shard, str(error).partition("\n")[0])
         if not batches or len({batch.epoch for batch in batches}) > 1:
             raise failure
         return Batch(
@@ -196,18 +184,27 @@ class Pump:
             any(batch.more for batch in batches),
         )
 
-    def _failed(self, shard: int, error: Exception) -> None:
-        cause = str(error).partition("\n")[0]
-        if self._standing.failing.get(shard) != cause:
-            self._journal.warning("shard cannot be sequenced", shard=shard, cause=cause)
-        self._standing.failing[shard] = cause
+    async def _failed(self, shard: int, cause: str) -> None:
+        failing = self._standing.failing
+        if failing.get(shard) != cause:
+            what = "appended" if shard in self._refused else "sequenced"
+            self._journal.warning(f"shard cannot be {what}", shard=shard, cause=cause)
+        failing[shard] = cause
         self._retry_at_s = monotonic() + FAILING_RETRY_S
+        await refusal.tell(self._streams.client, self._standing.epoch, failing)
+
+    async def _works(self, shard: int) -> None:
+        failing = self._standing.failing
+        if failing.pop(shard, None) is not None:
+            self._refused.discard(shard)
+            self._journal.info("shard goes on again", shard=shard)
+            await refusal.tell(self._streams.client, self._standing.epoch, failing, shard)
 
     async def _sleep(self, shards: frozenset[int], last_look: bool) -> None:
         if self._standing.doorbell_off is not None:
             await self._bell.wait(self._polls.next_s())
         elif self._standing.away:
-            self._woken = await self._bell.wait(AWAY_RETRY_S)
+            self._woken = await self._bell.wait(away.RETRY_S)
         elif last_look:
             failing = bool(self._standing.failing)
             self._woken = await self._doze(FAILING_RETRY_S if failing else self._pace.bell_poll_s)
@@ -242,24 +239,27 @@ class Pump:
             for shard, group in groupby(messages, key=lambda message: message.shard)
         }
         redacted = await self._log.redacted(messages)
-        answers = await asyncio.gather(
-            *(
+        appends = {
+            shard: asyncio.create_task(
                 self._streams.append(standing.epoch, shard, group, redacted=redacted)
-                for shard, group in shards.items()
-            ),
-            return_exceptions=True,
-        )
+            )
+            for shard, group in shards.items()
+        }
+        patience_s = None if self._streams.client.spans_shards else APPEND_PATIENCE_S
         failure: BaseException | None = None
         fork: Fork | None = None
-        away: dict[int, BaseException] = {}
-        for shard, answer in zip(shards, answers, strict=True):
+        gone: dict[int, BaseException] = {}
+        appended = False
+        for shard, answer in (await self._away.answers(appends, patience_s)).items():
             if isinstance(answer, RedisError) and not self._streams.client.spans_shards:
-                away[shard] = answer
+                gone[shard] = answer
             elif isinstance(answer, BaseException):
-                failure = answer
+                if failure is None or refusal.may_be(failure):
+                    failure = answer
                 standing.ready.discard(shard)
             elif answer.status is Status.APPENDED:
                 standing.lasts[shard] = answer.last
+                appended = True
             else:
                 standing.ready.discard(shard)
                 if answer.status is Status.FORK:
@@ -268,9 +268,9 @@ class Pump:
                         f"up to seq {answer.last}"
                     )
         standing.appended.set()
-        if away:
-            self._set_aside(away, next(iter(away.values())))
-        if failure is not None:
+        if gone:
+            self._set_aside(gone, next(iter(gone.values())))
+        if failure is not None and not (appended and refusal.may_be(failure)):
             raise failure
         if fork is not None:
             await self._replace_epoch(fork)
@@ -281,6 +281,11 @@ class Pump:
         except SHARD_ERRORS as error:
             if len(shards) == 1:
                 raise
+            failure: Exception = error
+        except RedisError as error:
+            if not refusal.may_be(error):
+                raise
+            await refusal.answers(self._streams, self._standing.epoch, sorted(shards))
             failure = error
         else:
             return
@@ -288,24 +293,31 @@ class Pump:
         for shard in sorted(shards):
             try:
                 await self._reconcile_together(frozenset({shard}))
+            except RedisError as error:
+                if not refusal.may_be(error):
+                    raise
+                await self._find_refused(shard)
             except SHARD_ERRORS as error:
-                self._failed(shard, error)
+                await self._failed(shard, str(error).partition("\n")[0])
                 failed += 1
         if failed == len(shards):
             raise failure
 
     async def _reconcile_together(self, shards: frozenset[int]) -> None:
         standing = self._standing
+        if not self._streams.client.spans_shards:
+            reached = await self._away.answering(shards, APPEND_PATIENCE_S)
+            if reached != shards:
+                self._set_aside(shards - reached, RedisTimeoutError("no answer"))
+            shards = reached
+        if not shards:
+            return
 
         async def read_heads() -> tuple[str, Mapping[int, int]]:
             async with self._sequencer.hold(sorted(shards)) as found:
                 return found
 
         try:
-            if shards & self._away:
-                # A node that hangs must not hold up the others' shards again and again.
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    await self._streams.last_ids(standing.epoch, sorted(shards))
             done = await reconcile(self._streams, self._log, standing.epoch, shards, read_heads)
         except EpochChanged:
             self._adopt((await layout(self._connection)).epoch)
@@ -313,24 +325,43 @@ class Pump:
         except Fork as fork:
             await self._replace_epoch(fork)
             return
-        except (RedisError, TimeoutError) as error:
+        except RedisError as error:
             if self._streams.client.spans_shards:
                 raise
-            self._set_aside(shards, error)
+            if len(shards) == 1 and refusal.may_be(error):
+                await self._find_refused(min(shards))
+            else:
+                self._set_aside(shards, error)
             return
         standing.lasts |= done.lasts
         standing.ready |= done.lasts.keys() - done.unfinished
-        if self._away and not self._away - standing.ready:
-            self._journal.info("shards within reach again", shards=sorted(self._away))
-            self._away.clear()
+        self._away.returned()
+        for shard in standing.ready & self._refused:
+            await self._works(shard)
         standing.refilled += done.refilled
-        if done.unreached:
-            self._set_aside(done.unreached, None)
+        for shard, reason in done.unreached.items():
+            if reason is not None and refusal.may_be(reason):
+                await self._find_refused(shard)
+            else:
+                self._set_aside([shard], None)
         if done.refilled:
             standing.appended.set()
             self._journal.info("buses refilled", messages=done.refilled, shards=len(shards))
         if done.unfinished:
             await self._bell.wait(self._lock_polls.next_s())
+
+    async def _find_refused(self, shard: int) -> None:
+        """Finds the message that Redis refuses, if it is one that keeps a bus from its head."""
+        try:
+            cause = await refusal.refused(self._streams, self._log, self._standing.epoch, shard)
+        except RedisError as error:
+            if self._streams.client.spans_shards:
+                raise
+            self._set_aside([shard], error)
+            return
+        if cause is not None:
+            self._refused.add(shard)
+            await self._failed(shard, cause)
 
     async def _publish_epoch(self) -> None:
         """Writes the epoch as Postgres has it now: what this relay remembers may be out of date."""

@@ -37,8 +37,9 @@ class Reconciled:
     """Messages that were taken from the log and offered to the buses."""
     unfinished: frozenset[int]
     """Shards whose bus was lost again and again meanwhile: try again in a moment."""
-    unreached: frozenset[int]
-    """Shards whose node of a cluster is out of reach, while those of others are not."""
+    unreached: dict[int, RedisError | None]
+    """Shards of a cluster that failed while others did not, and the error of the append, if it was
+    one; otherwise their node is out of reach."""
 
 
 Heads = Callable[[], Awaitable[tuple[str, Mapping[int, int]]]]
@@ -70,6 +71,7 @@ async def reconcile(
         raise EpochChanged(f"the epoch in Postgres is {log_epoch}, the relay worked with {epoch}")
     refilled = 0
     unfinished = set()
+    failures: dict[int, RedisError] = {}
     for shard, last in list(lasts.items()):
         head = heads[shard]
         if last > head:
@@ -83,7 +85,8 @@ async def reconcile(
                 lasts[shard], offered, finished = await _refill(
                     streams, log, epoch, shard, last, head
                 )
-            except RedisError:
+            except RedisError as error:
+                failures[shard] = error
                 del lasts[shard]
                 if streams.client.spans_shards or not lasts:
                     raise
@@ -96,7 +99,7 @@ async def reconcile(
         {shard: heads[shard] for shard in wanted},
         refilled,
         frozenset(unfinished),
-        frozenset(wanted) - lasts.keys(),
+        {shard: failures.get(shard) for shard in wanted if shard not in lasts},
     )
 
 
@@ -109,7 +112,7 @@ async def _refill(
     """
     offered = 0
     rounds = 0
-    after = _refill_start(last, head, streams.limits.bus_length)
+    after = refill_start(last, head, streams.limits.bus_length)
     while after < head:
         messages = await log.span(shard, after, head, PAGE_MESSAGES)
         if not messages:
@@ -132,11 +135,11 @@ async def _refill(
         rounds += 1
         if rounds == MAX_ROUNDS:
             return last, offered, False
-        after = _refill_start(last, head, streams.limits.bus_length)
+        after = refill_start(last, head, streams.limits.bus_length)
     return last, offered, True
 
 
-def _refill_start(last: int, head: int, bus_length: int) -> int:
+def refill_start(last: int, head: int, bus_length: int) -> int:
     """The seq after which to read the log for a bus that ends at ``last``."""
     if last == 0 or head - last > bus_length:
         return max(head - min(REFILL_WINDOW, bus_length), 0)

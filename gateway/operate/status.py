@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from gateway import faults
@@ -14,6 +14,7 @@ from outbox.lease import LeaseTable, read_leases
 from outbox.neighbour import complaint
 from outbox.overview import Overview, overview
 from outbox.redis.connect import connect
+from outbox.refusal import read_told
 from outbox.streams import Streams
 
 TIMEOUT_S: Final = 10.0
@@ -33,6 +34,8 @@ class Bus:
     gateways: tuple[dict[str, Any], ...]
     neighbours: tuple[str, ...] = ()
     """Other epochs whose relays hold leases: of installations with the same Redis."""
+    failing: Mapping[int, str] = field(default_factory=dict)
+    """Shard → why it stands still, as its relay says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ def judge(log: Overview | str, bus: Bus | str) -> Status:
                 "a relay that reaches both must run"
             )
         problems += _relay_problems(bus.leases, heads)
+        problems += [f"shard {shard}: {cause}" for shard, cause in sorted(bus.failing.items())]
     shards = []
     for shard in sorted(heads.keys() | last_ids.keys()):
         in_log = heads.get(shard)
@@ -244,6 +248,7 @@ async def _read_bus(url: str, layout: Layout | None) -> Bus:
             leases,
             tuple(worker for worker in workers if worker.get("epoch") == own),
             tuple(neighbours),
+            await read_told(client, own),
         )
     finally:
         await client.aclose()

@@ -56,6 +56,8 @@ class Cluster(Client):
         self._seeds = tuple(seeds)
         self._known: set[Address] = set()
         """Masters and replicas as of the last map."""
+        self._silent: set[Address] = set()
+        """Nodes that did not answer when they were last asked."""
         self._slots: Slots = {}
         self._outdated = True
         self._map_lock = asyncio.Lock()
@@ -94,6 +96,7 @@ class Cluster(Client):
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError):
                 # Whether it was done is not known: the caller decides.
                 self._outdated = True
+                self._silent.add(address)
                 raise
 
     async def pipelined(self, commands: Sequence[Command]) -> list[Any]:
@@ -129,6 +132,7 @@ class Cluster(Client):
                     answers[index] = error
             elif isinstance(answer, RedisConnectionError | RedisTimeoutError | OSError):
                 self._outdated = True
+                self._silent.add(address)
 
     def pipeline(self, *_: Any, **__: Any) -> NoReturn:
         """Keys of a pipeline may be on several nodes."""
@@ -204,6 +208,8 @@ class Cluster(Client):
             self._next_map_at_s = now_s() + MAP_INTERVAL_S
             candidates = list(self._known.union(self._seeds))
             random.shuffle(candidates)
+            # All commands wait for the map: not for a node that hangs, if another one answers.
+            candidates.sort(key=self._silent.__contains__)
             failure: Exception | None = None
             for address in candidates:
                 try:
@@ -211,7 +217,9 @@ class Cluster(Client):
                         answer = await self._node(address).execute_command("CLUSTER", "SLOTS")
                 except (RedisError, OSError) as error:
                     failure = error
+                    self._silent.add(address)
                     continue
+                self._silent.discard(address)
                 if slots := self._read_map(answer, address[0]):
                     self._slots = slots
                     self._outdated = False
@@ -238,6 +246,7 @@ class Cluster(Client):
 
     async def _forget_strangers(self) -> None:
         kept = self._known.union(self._seeds)
+        self._silent &= kept
         for address in [address for address in self._nodes if address not in kept]:
             await self._nodes.pop(address).aclose()
 

@@ -52,6 +52,11 @@ def test_all_is_well() -> None:
     assert (gateway.connections, gateway.shards, gateway.lag) == (3, 2, 1)
 
 
+def test_a_shard_that_stands_still_is_a_problem() -> None:
+    status = judge(log(), replace(bus(), failing={1: "Redis refuses offset 3"}))
+    assert status.problems == ("shard 1: Redis refuses offset 3",)
+
+
 def test_a_store_out_of_reach_is_told_and_the_other_shown() -> None:
     status = judge("Postgres: connection refused", bus())
     assert status.problems == ("Postgres: connection refused",)
