@@ -35,3 +35,11 @@ def bus(epoch: str, shard: int) -> str:
 def room(epoch: str, shard: int, tenant: str, room: str) -> str:
     """Stream: a room's recent messages for replay; entry ids are ``<offset>-0``."""
     return f"tg:{{{epoch}:{shard}}}:room:{tenant}:{room}"
+
+
+def top(epoch: str, shard: int, tenant: str, room: str) -> str:
+    """String: ``<last offset> <offset with which it was begun>`` of a room's stream.
+
+    The stream is believed only where the two agree: Redis may lose the end of any stream.
+    """
+    return f"tg:{{{epoch}:{shard}}}:top:{tenant}:{room}"

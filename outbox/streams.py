@@ -55,7 +55,8 @@ class Replay:
     """A page of a room's replay stream.
 
     It is true for ``seq``: ``top`` is the room's last offset as of that seq, and ``messages`` are
-    dense from the offset asked for. The page ends where a limit or ``top`` was reached.
+    dense from the offset asked for. The page ends where a limit or ``top`` was reached, or where
+    Redis lost something: only one that reaches ``top`` is all there is.
     """
 
     epoch: str
@@ -155,6 +156,7 @@ class Streams:
             [
                 keys.bus(epoch, shard),
                 *(keys.room(epoch, shard, tenant, room) for tenant, room in rooms),
+                *(keys.top(epoch, shard, tenant, room) for tenant, room in rooms),
             ],
             [
                 self.limits.bus_length,
@@ -204,7 +206,11 @@ class Streams:
     ) -> Replay | None:
         answer = await self._replay(
             self.client,
-            [keys.bus(epoch, shard), keys.room(epoch, shard, tenant, room)],
+            [
+                keys.bus(epoch, shard),
+                keys.room(epoch, shard, tenant, room),
+                keys.top(epoch, shard, tenant, room),
+            ],
             [after, limit, max_bytes],
         )
         if answer is None:
@@ -254,7 +260,11 @@ class Streams:
         answers = await self.client.pipelined(
             [
                 ("XDEL", keys.bus(epoch, shard), f"{seq}-0"),
-                ("DEL", keys.room(epoch, shard, tenant, room)),
+                (
+                    "DEL",
+                    keys.room(epoch, shard, tenant, room),
+                    keys.top(epoch, shard, tenant, room),
+                ),
             ]
         )
         for answer in answers:

@@ -32,6 +32,7 @@ FOREIGN_WAIT_S = 2.0
 """Between two looks at the streams of another epoch."""
 
 _KEY = re.compile(r"tg:\{([0-9a-f]+):(\d+)\}:(?:bus|room:([^:]+):(.+))")
+_TOP = re.compile(rb"(\d+) (\d+)")
 
 
 class StreamAudit:
@@ -183,6 +184,8 @@ class StreamAudit:
 
     async def _compare_room(self, shard: int, tenant: str, room: str) -> str | None:
         key = keys.room(self._epoch, shard, tenant, room)
+        # Read before the stream: it moves on from there only.
+        told = await self._top(shard, tenant, room)
         position: int | None = None
         head_then = 0, 0
         while entries := await self._entries(key, (position or 0) + 1, None):
@@ -205,6 +208,8 @@ class StreamAudit:
                     return f"offset {offset} is on its stream and not in the log"
             if position == page.head:
                 break
+        if position is not None and position < told:
+            return f"its stream ends at offset {position}, it stood at {told}: Redis lost its end"
         replay = await self._streams.replay(self._epoch, shard, tenant, room, 0, 0)
         if replay is None:
             return None  # not served: the log would be asked
@@ -215,6 +220,14 @@ class StreamAudit:
         if top is not None and top != replay.top:
             return f"its stream ends at offset {replay.top}, as of the same seq the log at {top}"
         return None
+
+    async def _top(self, shard: int, tenant: str, room: str) -> int:
+        """Where a room's stream is said to stand; 0 if it is not said."""
+        client = cast(Any, self._streams.client)
+        # Unlike GET it is no error where the key is of another type.
+        (value,) = await client.mget(keys.top(self._epoch, shard, tenant, room))
+        match = _TOP.fullmatch(value or b"")
+        return int(match[1]) if match else 0
 
     # What is in Redis
 

@@ -27,7 +27,7 @@ SWITCH_S = 90.0
 """Above the longest time for which another fault keeps a transaction open or Postgres away."""
 LOCK_TIMEOUT_S = 2
 TAIL = 0.4
-"""The share of a bus that "lose the tail" takes away, at most."""
+"""The share of a stream that "lose the tail" takes away, at most."""
 
 Healing = AbstractAsyncContextManager[None]
 
@@ -151,14 +151,25 @@ async def _destroy_groups(cluster: Cluster, pick: random.Random) -> AsyncIterato
 
 @asynccontextmanager
 async def _lose_the_tail(cluster: Cluster, pick: random.Random) -> AsyncIterator[None]:
-    """Each shard as a replica had it that lagged; some rooms' streams are gone altogether."""
+    """Some shards as a replica had them that lagged; of the others each stream for itself."""
     async with cluster.client() as client:
         for bus in [key async for key in client.scan_iter("tg:*:bus")]:
-            await lag(client, bus, 1 - pick.uniform(0, TAIL))
-        for room in [key async for key in client.scan_iter("tg:*:room:*")]:
             if pick.random() < 0.5:
-                await client.delete(room)
+                await lag(client, bus, 1 - pick.uniform(0, TAIL))
+                continue
+            for stream in [bus, *await rooms_of(client, bus)]:
+                if pick.random() < 0.7:
+                    count = await client.xlen(stream)
+                    await shorten(client, stream, int(count * (1 - pick.uniform(0, TAIL))))
+        for key in [key async for key in client.scan_iter("tg:{*}:*:*")]:
+            if pick.random() < 0.2:
+                await client.delete(key)
     yield
+
+
+async def rooms_of(client: Redis, bus: bytes) -> list[bytes]:
+    """The room streams of the bus' shard."""
+    return [key async for key in client.scan_iter(bus.removesuffix(b"bus") + b"room:*")]
 
 
 _LAG = """
@@ -172,16 +183,28 @@ redis.call('DEL', KEYS[1])
 for i = 1, kept do
   redis.call('XADD', KEYS[1], bus[i][1], unpack(bus[i][2]))
 end
-for k = 2, #KEYS do
+for k = 2, #KEYS, 2 do
   local entries = redis.call('XRANGE', KEYS[k], '-', '+')
+  local begun = string.match(redis.call('GET', KEYS[k + 1]) or '', ' (%d+)$')
+  local top, beyond = 0, nil
   redis.call('DEL', KEYS[k])
   for _, entry in ipairs(entries) do
     local fields = entry[2]
+    local offset = tonumber(string.match(entry[1], '^%d+'))
     for f = 1, #fields, 2 do
       if fields[f] == 's' and tonumber(fields[f + 1]) <= last then
         redis.call('XADD', KEYS[k], entry[1], unpack(fields))
+        top = offset
+      elseif fields[f] == 's' then
+        beyond = beyond or offset
       end
     end
+  end
+  -- Where it has a hole, it does not say itself how far the room had come.
+  if beyond == top + 1 and top > 0 and begun then
+    redis.call('SET', KEYS[k + 1], top .. ' ' .. begun)
+  elseif beyond then
+    redis.call('DEL', KEYS[k + 1])
   end
 end
 return #bus - kept
@@ -193,8 +216,31 @@ async def lag(client: Redis, bus: bytes, keep: float) -> None:
 
     Replication is in order, so the streams of a replica that lags all end at one moment.
     """
-    rooms = [key async for key in client.scan_iter(bus.removesuffix(b"bus") + b"room:*")]
-    await cast(Any, client).eval(_LAG, 1 + len(rooms), bus, *rooms, str(keep))
+    names = [
+        name
+        for room in await rooms_of(client, bus)
+        for name in (room, room.replace(b"}:room:", b"}:top:", 1))
+    ]
+    await cast(Any, client).eval(_LAG, 1 + len(names), bus, *names, str(keep))
+
+
+_SHORTEN = """
+local entries = redis.call('XRANGE', KEYS[1], '-', '+')
+local kept = tonumber(ARGV[1])
+local ttl_ms = redis.call('PTTL', KEYS[1])
+redis.call('DEL', KEYS[1])
+for i = 1, kept do
+  redis.call('XADD', KEYS[1], entries[i][1], unpack(entries[i][2]))
+end
+if kept > 0 and ttl_ms > 0 then
+  redis.call('PEXPIRE', KEYS[1], ttl_ms)
+end
+"""
+
+
+async def shorten(client: Redis, stream: bytes | str, kept: int) -> None:
+    """Leaves only the first so many entries of one stream, as if there had never been more."""
+    await cast(Any, client).eval(_SHORTEN, 1, stream, kept)
 
 
 @asynccontextmanager

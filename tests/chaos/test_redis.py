@@ -10,7 +10,7 @@ import pytest
 from gateway.embedded import EmbeddedRedis
 from tests.chaos.cluster import Cluster, client_of, password_of
 from tests.chaos.failover import become_primary, ends, replicate
-from tests.chaos.faults import lag
+from tests.chaos.faults import lag, rooms_of, shorten
 from tests.chaos.proxy import Link
 from tests.chaos.trial import Trial, within
 
@@ -142,6 +142,54 @@ async def test_streams_that_are_shorter_than_what_was_delivered(
     await trial.publish(*trial.rooms)
     for relay in cluster.relays:
         relay.signal(signal.SIGCONT)
+    await trial.delivered()
+    await trial.must_be_good()
+
+
+async def test_room_streams_that_lost_their_ends_alone(trial: Trial, cluster: Cluster) -> None:
+    """The buses are whole, so no relay mends anything, and the gateway never saw the rooms."""
+    await trial.arrive(2)
+    for _ in range(8):
+        await trial.publish(*trial.rooms)
+    await trial.delivered()
+    strangers = []
+    try:
+        async with cluster.client() as client:
+            for bus in await cluster.buses():
+                for stream in await rooms_of(client, bus.encode()):
+                    count = await client.xlen(stream)
+                    await shorten(client, stream, trial.random.randint(0, max(count - 1, 0)))
+        # The first finds streams without their ends, the second some with holes inside.
+        for turn in range(2):
+            stranger = await cluster.start(f"stranger-{turn}", "gateway")
+            strangers.append(stranger)
+            await asyncio.to_thread(stranger.wait_ready)
+            member = await trial.make()
+            trial.links[member.name].lead_to(stranger.port)
+            await member.arrive(late=True)
+            await trial.delivered(20, member)
+            await trial.publish(*trial.rooms)
+            await trial.delivered(20)
+        await trial.must_be_good()
+    finally:
+        for stranger in strangers:
+            await asyncio.to_thread(stranger.stop)
+
+
+async def test_every_stream_loses_another_end(trial: Trial, cluster: Cluster) -> None:
+    """Again and again, while messages flow and clients come."""
+    await trial.arrive(4)
+    trial.write()
+    await trial.written(50)
+    async with cluster.client() as client:
+        for _ in range(6):
+            for bus in [key async for key in client.scan_iter("tg:*:bus")]:
+                for stream in [bus, *await rooms_of(client, bus)]:
+                    count = await client.xlen(stream)
+                    await shorten(client, stream, trial.random.randint(count // 2, count))
+            trial.random.choice(list(trial.links.values())).cut()
+            await trial.arrive(1, late=True)
+            await trial.written(20)
     await trial.delivered()
     await trial.must_be_good()
 

@@ -240,7 +240,7 @@ class Trial:
             heads = {key: len(contents) for key, contents in log.items()}
             members = [m for m in self.members if not m.name.startswith("brief")]
             unsettled += await _late(members, heads, timeout_s)
-            unsettled += await probe.differences()
+            unsettled += await probe.differences(holes=True)
         committed = self.committed
         records = [
             _of_a_brief_one(record) if member.name.startswith("brief") else record

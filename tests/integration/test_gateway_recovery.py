@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psycopg
 import pytest
@@ -14,6 +14,7 @@ from outbox import keys
 from outbox.names import namespace
 from outbox.redis.connect import connect
 from outbox.sharding import shard_of
+from tests.chaos.faults import shorten
 from tests.client import Client
 from tests.integration.conftest import TENANT, Stack, token
 from tests.processes import Process
@@ -87,6 +88,71 @@ async def test_each_tier_gives_what_was_missed(
     assert client.data(room) == [5, 6, 7, 8, 9, 10]
     shared.publish(room, 11)
     await client.until_offset(room, 11)
+
+
+async def end_lost(redis: Redis, stream: str, top: str) -> None:
+    await shorten(redis, stream, 7)
+
+
+async def stream_gone(redis: Redis, stream: str, top: str) -> None:
+    await redis.delete(stream)
+
+
+async def stream_replaced(redis: Redis, stream: str, top: str) -> None:
+    await redis.set(stream, "not a stream")
+
+
+async def top_gone(redis: Redis, stream: str, top: str) -> None:
+    await redis.delete(top)
+
+
+async def top_behind(redis: Redis, stream: str, top: str) -> None:
+    await redis.set(top, "7 1")
+
+
+async def top_replaced(redis: Redis, stream: str, top: str) -> None:
+    await redis.delete(top)
+    await redis.hset(top, "not", "a top")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("since", [None, 0, 7])
+@pytest.mark.parametrize("went_on", [False, True])
+@pytest.mark.parametrize(
+    "damage", [end_lost, stream_gone, stream_replaced, top_gone, top_behind, top_replaced]
+)
+async def test_a_room_that_the_gateway_does_not_know_and_redis_lost_in_part(
+    client: Client,
+    shared: Stack,
+    bare_redis: Redis,
+    room: str,
+    damage: Callable[[Redis, str, str], Awaitable[None]],
+    went_on: bool,
+    since: int | None,
+) -> None:
+    """The bus is whole, so that no relay notices anything."""
+    head = 10
+    epoch = await committed(shared, bare_redis, room, head)
+    names = epoch, shard_of(TENANT, room, 16, 4), TENANT, room
+    await damage(bare_redis, keys.room(*names), keys.top(*names))
+    if went_on:
+        head += 1
+        shared.publish(room, head)
+        while not await is_at(bare_redis, keys.top(*names), head):
+            await asyncio.sleep(0.01)
+    reply = await client.subscribe(room, None if since is None else (since, epoch))
+    if since is None:
+        assert reply["offset"] == head
+    else:
+        assert reply["recovered"] is True
+        await client.until_offset(room, head)
+    shared.publish(room, head + 1)
+    await client.until_offset(room, head + 1)
+    assert client.data(room) == list(range(1 + (head if since is None else since), head + 2))
+
+
+async def is_at(redis: Redis, top: str, offset: int) -> bool:
+    (value,) = await redis.mget(top)
+    return value is not None and value.startswith(b"%d " % offset)
 
 
 async def test_many_pages_and_then_live_while_publishing_goes_on(

@@ -286,7 +286,9 @@ async def test_a_replica_that_lagged_takes_over(options: RelayOptions, probe: Pr
         shard = probe.shard("a")
         kept = (await probe.on_bus(shard))[:11]
         await probe.client.delete(
-            keys.bus(probe.epoch, shard), keys.room(probe.epoch, shard, "acme", "a")
+            keys.bus(probe.epoch, shard),
+            keys.room(probe.epoch, shard, "acme", "a"),
+            keys.top(probe.epoch, shard, "acme", "a"),
         )
         await probe.streams.append(probe.epoch, shard, kept, start=True)
         await settled(probe)

@@ -71,6 +71,9 @@ async def test_what_is_normal_is_no_problem(probe: Probe, redis_url: str) -> Non
     await probe.client.delete(keys.room(probe.epoch, probe.shard("b"), "acme", "b"))
     done = await redaction.redact(probe.connection, "acme", "a", 5)
     await probe.streams.erase(probe.epoch, shard, "acme", "a", done.seq)
+    # As an older relay leaves it: what it appended is not in the top.
+    key = keys.top(probe.epoch, probe.shard("c"), "acme", "c")
+    await probe.client.set(key, f"{EACH - 2} 1")
     report = await audit(probe, redis_url)
     assert report.problems == ()
     assert report.checked["messages in the outbox"] == 1
@@ -152,10 +155,15 @@ async def room_altered(probe: Probe) -> None:
     await replaced(probe, key, lambda m: third(m, payload=b'"else"'))
 
 
-async def room_too_short(probe: Probe) -> None:
-    """Its newest message is missing although the bus has it: a replay would be incomplete."""
+async def room_without_its_end(probe: Probe) -> None:
     key = keys.room(probe.epoch, probe.shard("a"), "acme", "a")
     await replaced(probe, key, lambda m: m if m.offset < EACH else None)
+
+
+async def room_too_short(probe: Probe) -> None:
+    """Its newest message is missing although the bus has it: a replay would be incomplete."""
+    await room_without_its_end(probe)
+    await probe.client.set(keys.top(probe.epoch, probe.shard("a"), "acme", "a"), f"{EACH - 1} 1")
 
 
 async def room_too_long(probe: Probe) -> None:
@@ -231,6 +239,7 @@ DAMAGE: list[tuple[Callable[[Probe], Awaitable[None]], str]] = [
     (bus_unreadable, "the entry cannot be read"),
     (room_with_a_hole, "room acme a: offset 3 is missing from its stream"),
     (room_altered, "room acme a: offset 3: Redis and the log differ in payload"),
+    (room_without_its_end, "its stream ends at offset 4, it stood at 5: Redis lost its end"),
     (room_too_short, "its stream ends at offset 4, as of the same seq the log at 5"),
     (room_too_long, "offset 6 is on its stream and not in the log"),
     (room_in_another_shard, "room acme a has a stream in shard"),

@@ -11,6 +11,7 @@ def test_the_keys_of_a_shard_lie_on_one_slot() -> None:
         keys.room("e1", 5, "acme", "a"),
         keys.room("e1", 5, "acme", "{b}:c"),
         keys.room("e1", 5, "beta", "x:y"),
+        keys.top("e1", 5, "beta", "x:y"),
     ]
     assert len({key_slot(name.encode()) for name in names}) == 1
 
@@ -28,10 +29,11 @@ def test_names_differ_by_epoch_shard_tenant_and_room() -> None:
         keys.room("e1", 1, "a.b", "c"),
         keys.room("e1", 1, "a", "b"),
         keys.room("e1", 1, "a", "bus"),
+        keys.top("e1", 1, "a", "b"),
         keys.EPOCH,
         keys.leases("e1"),
         keys.leases("e11"),
         keys.relays("e1"),
         keys.GATEWAYS,
     }
-    assert len(names) == 12
+    assert len(names) == 13
