@@ -170,6 +170,13 @@ static const unsigned char *find(const unsigned char *from, const unsigned char 
     return from && from < end ? memmem(from, (size_t)(end - from), text, strlen(text)) : NULL;
 }
 
+/* How many bytes stand before `stop`. */
+static int length_until(const unsigned char *from, const unsigned char *end, char stop)
+{
+    const unsigned char *found = memchr(from, stop, (size_t)(end - from));
+    return found ? (int)(found - from) : 0;
+}
+
 /* The number after `text`, found at or after `from`. */
 static bool number_after(const unsigned char *from, const unsigned char *end, const char *text,
                          uint64_t *number, const unsigned char **rest)
@@ -372,7 +379,7 @@ static void told_subscribed(struct connection *c, uint64_t id, const unsigned ch
     last = &offsets[(size_t)(c - connections) * each + (id - 2)];
     value = find(line, end, "\"epoch\":\"");
     if (value)
-        sscanf((const char *)value + 9, "%63[^\"]", epoch);
+        snprintf(epoch, sizeof epoch, "%.*s", length_until(value + 9, end, '"'), value + 9);
     if (c->resuming) {
         if (find(line, past ? past : end, "\"recovered\":true") && start == *last) {
             recovered++;
@@ -613,7 +620,7 @@ static void obey(const char *line)
             for (unsigned i = 0; i < count; i++)
                 if (connections[i].state != CLOSED)
                     hang_up(&connections[i]);
-            open_count = 0;
+            open_count = opening = wanted = 0;
         } else {
             fprintf(stderr, "load: unknown command: %s\n", line);
             exit(2);

@@ -147,8 +147,10 @@ class Installation:
     def relay(self, cores: frozenset[int], **settings: str) -> ChildProcess:
         """Start a relay; it has the leases when this returns."""
         process, _ = self._start(["gateway", "relay"], cores, settings)
+        shards = self.query("SELECT shards FROM tidegate.meta")
+        leases = keys.leases(self.query("SELECT epoch FROM tidegate.meta"))
         with redis.Redis.from_url(self.redis_url) as client:
-            wait_until(lambda: bool(client.exists(keys.EPOCH)), "start of the relay")
+            wait_until(lambda: bool(client.hlen(leases) == shards), "start of the relay")
         return process
 
     def gateway(self, cores: frozenset[int], port: int = 0, **settings: str) -> Gateway:

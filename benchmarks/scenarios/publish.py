@@ -25,6 +25,8 @@ CLIENTS = (16, 64)
 SCALE = 64
 """Branches: as many as clients, or they would wait for each other's."""
 DURATION_S = 3.0
+LEAST_S = 2
+"""64 clients take their time to log in."""
 DRAIN_TIMEOUT_S = 300.0
 
 ORDINARY = """
@@ -148,7 +150,11 @@ def _transactions_per_s(
         program,
         [
             *("--no-vacuum", "--protocol=prepared", "--jobs=2"),
-            *(f"--client={clients}", f"--time={max(1, round(duration_s))}", f"--scale={scale}"),
+            *(
+                f"--client={clients}",
+                f"--time={max(LEAST_S, round(duration_s))}",
+                f"--scale={scale}",
+            ),
             *("--file", str(script)),
         ],
         environment,

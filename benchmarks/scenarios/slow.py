@@ -1,6 +1,6 @@
 """Clients that stop reading.
 
-1,000 clients in one room, 2 KB a message, 100 messages a second. First all read; then 20 of them
+1,000 clients in one room, 4 KB a message, 50 messages a second. First all read; then 20 of them
 stop, with small receive buffers. The others' latency, with and without, in the same run; how much
 the gateway's memory grew meanwhile; and how long the 20 take to have everything when they read on.
 """
@@ -17,8 +17,8 @@ from benchmarks.writer import Writer
 
 CLIENTS = 1_000
 SLOW = 20
-SIZE_BYTES = 2_048
-PER_S = 100
+SIZE_BYTES = 4_096
+PER_S = 50
 DURATION_S = 15.0
 """3 MB for each client: more than its buffers hold."""
 BUFFER_BYTES = 1_048_576
