@@ -19,6 +19,7 @@ help:
 	@echo "make test   the whole test suite, on embedded servers"
 	@echo "make chaos  random faults for MINUTES (30), repeatable by SEED, with a report"
 	@echo "make bench  what it costs, with a report; NAMES='fanout pipeline' for some of it, ARGS=--quick"
+	@echo "make bench-peers  the same messages by NOTIFY and by Redis Pub/Sub"
 	@echo "make lint   ruff, mypy and the import rules"
 	@echo "make clean  remove what these made, the demo's data included"
 

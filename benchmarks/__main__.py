@@ -8,6 +8,7 @@ import secrets
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -32,6 +33,8 @@ def main() -> int:
     files = allow_files()
     seed: int = secrets.randbelow(2**32) if given.seed is None else given.seed
     extent = SMOKE if given.smoke else QUICK if given.quick else FULL
+    if given.runs is not None:
+        extent = replace(extent, runs=given.runs)
     started = time.monotonic()
     where = cores()
     os.sched_setaffinity(0, where.rest)
@@ -78,6 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", choices=[[], *SCENARIOS, *PEERS], metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="two runs of a quarter of the work")
     parser.add_argument("--smoke", action="store_true", help="tiny: shows only that it runs")
+    parser.add_argument("--runs", type=int, help="so many runs of each")
     parser.add_argument("--fsync", action="store_true", help="let Postgres wait for the disk")
     parser.add_argument(
         "--servers",

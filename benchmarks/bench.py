@@ -22,7 +22,7 @@ class Extent:
     """Factor on numbers of clients and rooms."""
 
 
-FULL = Extent(runs=5, work=1.0)
+FULL = Extent(runs=3, work=1.0)
 QUICK = Extent(runs=2, work=0.25)
 SMOKE = Extent(runs=1, work=0.01, crowd=0.01)
 

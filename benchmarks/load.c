@@ -44,6 +44,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "histogram.h"
+
 enum {
     READ_BYTES = 256 * 1024,
     BUFFER_BYTES = 8 * 1024 * 1024,
@@ -52,8 +54,6 @@ enum {
     TICK_MS = 2,
     EPOCH_BYTES = 64,
     TEXT_BYTES = 300,
-    SUB_BITS = 6, /* a bucket of a histogram is 1.6 % wide */
-    BUCKETS = (64 - SUB_BITS + 1) << SUB_BITS,
 };
 
 #define INPUT UINT64_MAX /* in place of a connection's number */
@@ -68,10 +68,6 @@ struct connection {
     uint64_t began_ns;
     unsigned char *carry; /* the beginning of a frame that is not complete */
     size_t carry_bytes;
-};
-
-struct histogram {
-    uint64_t count[BUCKETS];
 };
 
 /* What it is told to do. */
@@ -131,27 +127,6 @@ static uint64_t runqueue_wait_ns(void)
         fclose(file);
     }
     return waited;
-}
-
-static void count_in(struct histogram *h, uint64_t value)
-{
-    int shift = value < (1u << SUB_BITS) ? 0 : 63 - SUB_BITS - __builtin_clzll(value);
-    h->count[((uint64_t)shift << SUB_BITS) + (value >> shift)]++;
-}
-
-/* As [[lowest value, count], …] */
-static void print_histogram(const char *name, const struct histogram *h)
-{
-    const char *comma = "";
-    printf(",\"%s\":[", name);
-    for (unsigned i = 0; i < BUCKETS; i++)
-        if (h->count[i]) {
-            unsigned shift = i < (2u << SUB_BITS) ? 0 : (i >> SUB_BITS) - 1;
-            printf("%s[%llu,%llu]", comma, (unsigned long long)(i - (shift << SUB_BITS)) << shift,
-                   (unsigned long long)h->count[i]);
-            comma = ",";
-        }
-    printf("]");
 }
 
 /* Keeps the first text that tells of a violation, made fit for JSON. */

@@ -17,6 +17,7 @@ SCENARIOS = (
     "growth",
     "payloads",
     "mixed",
+    "workers",
 )
 
 PEERS = ("peers",)
