@@ -80,8 +80,8 @@ class Pump:
         self._retry_at_s = 0.0
         """When the failing shards are due again."""
         self._away = Away(streams, standing, journal)
-        self._refused: set[int] = set()
-        """Those of the failing shards of which Redis refuses a message."""
+        self._refused: dict[int, int] = {}
+        """Those of the failing shards of which Redis refuses a message, and its seq."""
         self._polls = Backoff(pace.poll_min_s, pace.poll_max_s)
         self._lock_polls = Backoff(pace.lock_poll_min_s, pace.lock_poll_max_s)
 
@@ -196,7 +196,7 @@ class Pump:
     async def _works(self, shard: int) -> None:
         failing = self._standing.failing
         if failing.pop(shard, None) is not None:
-            self._refused.discard(shard)
+            self._refused.pop(shard, None)
             self._journal.info("shard goes on again", shard=shard)
             await refusal.tell(self._streams.client, self._standing.epoch, failing, shard)
 
@@ -336,7 +336,7 @@ class Pump:
         standing.lasts |= done.lasts
         standing.ready |= done.lasts.keys() - done.unfinished
         self._away.returned()
-        for shard in standing.ready & self._refused:
+        for shard in standing.ready & self._refused.keys():
             await self._works(shard)
         standing.refilled += done.refilled
         for shard, reason in done.unreached.items():
@@ -353,14 +353,18 @@ class Pump:
     async def _find_refused(self, shard: int) -> None:
         """Finds the message that Redis refuses, if it is one that keeps a bus from its head."""
         try:
-            cause = await refusal.refused(self._streams, self._log, self._standing.epoch, shard)
+            found = await refusal.refused(self._streams, self._log, self._standing.epoch, shard)
         except RedisError as error:
             if self._streams.client.spans_shards:
                 raise
             self._set_aside([shard], error)
             return
-        if cause is not None:
-            self._refused.add(shard)
+        if found is not None:
+            cause = str(found)
+            if self._refused.get(shard) == found.seq:
+                # The next words for it may be others: the connection was closed sooner.
+                cause = self._standing.failing.get(shard, cause)
+            self._refused[shard] = found.seq
             await self._failed(shard, cause)
 
     async def _publish_epoch(self) -> None:

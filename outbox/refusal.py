@@ -8,6 +8,7 @@ out which message it is: an operator can let Redis take it, or redact it.
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.exceptions import (
@@ -61,10 +62,30 @@ async def answers(streams: Streams, epoch: str, shards: Sequence[int]) -> dict[i
     return await streams.last_ids(epoch, shards)
 
 
-async def refused(streams: Streams, log: Log, epoch: str, shard: int) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message that Redis refuses. As a string: what an operator must know, in one line."""
+
+    seq: int
+    tenant: str
+    room: str
+    offset: int
+    size_bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"Redis refuses offset {self.offset} of room {self.room} of tenant {self.tenant} "
+            f"({self.size_bytes} bytes: {self.reason}); what follows in this shard waits: raise "
+            "the limit of Redis, for a large message proto-max-bulk-len, or "
+            f"`tidegate redact {self.tenant} {self.room} {self.offset}`"
+        )
+
+
+async def refused(streams: Streams, log: Log, epoch: str, shard: int) -> Refused | None:
     """Appends what the shard's bus lacks message by message, up to one that Redis refuses.
 
-    Gives what is to be said of it in one line; None if there was none. Raises redis.RedisError if
+    None if there was none. Raises redis.RedisError if
     Redis does not answer otherwise either, or has trouble of its own, and OutboxError as ``Log``.
     """
     log_epoch, heads = await log.heads()
@@ -82,12 +103,13 @@ async def refused(streams: Streams, log: Log, epoch: str, shard: int) -> str | N
             if not may_be(error):
                 raise
             await answers(streams, epoch, [shard])
-            return (
-                f"Redis refuses offset {message.offset} of room {message.room} of tenant "
-                f"{message.tenant} ({len(message.payload)} bytes: {_line(error)}); what follows "
-                "in this shard waits: raise the limit of Redis, for a large message "
-                f"proto-max-bulk-len, or `tidegate redact {message.tenant} {message.room} "
-                f"{message.offset}`"
+            return Refused(
+                message.seq,
+                message.tenant,
+                message.room,
+                message.offset,
+                len(message.payload),
+                _line(error),
             )
         if appended.status is not Status.APPENDED:
             return None
