@@ -78,7 +78,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *SCENARIOS, *PEERS], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join((*SCENARIOS, *PEERS)))
     parser.add_argument("--quick", action="store_true", help="two runs of a quarter of the work")
     parser.add_argument("--smoke", action="store_true", help="tiny: shows only that it runs")
     parser.add_argument("--runs", type=int, help="so many runs of each")
@@ -91,7 +91,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, help="repeats the choices of a run")
     parser.add_argument("--output", type=Path, default=Path("build/benchmarks"))
-    return parser.parse_args()
+    given = parser.parse_args()
+    for name in given.names:
+        if name not in (*SCENARIOS, *PEERS):
+            parser.error(f"there is no {name}: there are {', '.join((*SCENARIOS, *PEERS))}")
+    return given
 
 
 if __name__ == "__main__":
