@@ -9,7 +9,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from gateway import codes
 from gateway.api import publish
 from gateway.origins import origin_allowed
-from gateway.transport import socket_of
+from gateway.transport import take_over
 from gateway.worker import Worker
 
 
@@ -28,7 +28,7 @@ def application(worker: Worker) -> Starlette:
 
 
 async def websocket(websocket: WebSocket) -> None:
-    """One client: handshake here, then frames to the connection until the socket is gone."""
+    """One client: only its handshake, then the socket lives without this task."""
     worker: Worker = websocket.app.state.worker
     headers = websocket.headers
     if worker.draining:
@@ -52,28 +52,15 @@ async def websocket(websocket: WebSocket) -> None:
         await websocket.accept()
     except WebSocketDisconnect:
         return
-    socket = socket_of(websocket.scope)
+    settings = worker.settings
+    socket = take_over(websocket.scope, settings.message_max_bytes, settings.client_buffer_bytes)
+    if socket is None:
+        return
     connection = worker.connect(socket)
     socket.listen(connection)
     if worker.draining:
         # The drain began during the handshake and does not know this connection.
         connection.close(codes.SHUTDOWN)
-    try:
-        while True:
-            message = await websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            text = message.get("text")
-            if text is None:
-                # Binary frames belong to protocols that were not negotiated.
-                connection.close(codes.BAD_FRAME)
-                continue
-            connection.received(text)
-            await connection.room_for_more()
-    except WebSocketDisconnect:
-        return
-    finally:
-        worker.disconnect(connection)
 
 
 async def healthz(request: Request) -> Response:

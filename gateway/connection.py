@@ -58,8 +58,10 @@ class Socket(Protocol):
     full: bool
     """Whether the write buffer is above its ceiling."""
 
-    def write(self, frame: bytes) -> None:
-        """Write a finished frame; never waits, drops it if the socket is closed."""
+    @property
+    def write(self) -> Callable[[bytes], object]:
+        """Writes a finished frame: never waits and never raises. It may be kept until ``closed``
+        is told; the one that is had afterwards drops what it is given."""
         ...
 
     def close(self, code: int, reason: str) -> None:
@@ -72,6 +74,14 @@ class Socket(Protocol):
 
     async def room_to_write(self) -> None:
         """Wait until the write buffer is below its ceiling, or the socket is closed."""
+        ...
+
+    def hold(self) -> None:
+        """Read nothing from the peer and hand nothing over until ``release``."""
+        ...
+
+    def release(self) -> None:
+        """End ``hold``."""
         ...
 
 
@@ -91,14 +101,20 @@ class Services:
     authenticate: Callable[[str, float], Identity | None]
     """Token and time → identity, None if a token is needed; raises as ``tokens.verify``."""
     clock: Callable[[], float]
+    left: Callable[["Connection"], None]
+    """Told once of each connection whose socket is gone."""
 
 
 class Connection:
-    """Made when the handshake is complete; ``closed`` must be called when the socket is gone."""
+    """Made when the handshake is complete. Implements ``gateway.websocket.Listener``.
+
+    What only a busy connection needs is made when it is needed: most of them are idle.
+    """
 
     __slots__ = (
         "_behind",
         "_catching_up",
+        "_held",
         "_left_bytes",
         "_reading",
         "_services",
@@ -122,18 +138,19 @@ class Connection:
         self._subscriptions: dict[str, Subscription] = {}
         self._behind: dict[Subscription, None] = {}
         self._catching_up: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._reading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._reading: asyncio.Lock | None = None
+        self._held = False
         self._stalled_at = NEVER
         self._left_bytes = 0
         services.deadlines.enter(self)
 
     # From the peer
 
-    def received(self, frame: str) -> None:
+    def received(self, text: str) -> None:
         """Handle one text frame."""
         try:
-            commands = self.protocol.decode(frame)
+            commands = self.protocol.decode(text)
         except ProtocolViolation as violation:
             log.info("protocol violation", client=self.session.client, error=str(violation)[:200])
             self.close(codes.BAD_FRAME)
@@ -142,13 +159,24 @@ class Connection:
         for command in commands:
             self._perform(self.session.receive(command, self._services.clock()), parts)
         self._send(parts)
+        if self._busy:
+            # A peer that sends and does not read is not read from either, nor one for which too
+            # much is under way.
+            self._held = True
+            self._socket.hold()
 
-    async def room_for_more(self) -> None:
-        """Wait until the next frame may be read: a peer that sends and does not read is not read
-        from either, nor one for which too much is under way."""
-        await self._socket.room_to_write()
-        while len(self._tasks) > TASKS_MAX:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+    def refused(self) -> None:
+        """A binary frame: belongs to protocols that were not negotiated."""
+        self.close(codes.BAD_FRAME)
+
+    @property
+    def _busy(self) -> bool:
+        return self._socket.full or (self._tasks is not None and len(self._tasks) > TASKS_MAX)
+
+    def _read_on(self) -> None:
+        if self._held and not self._busy:
+            self._held = False
+            self._socket.release()
 
     def close(self, code: CloseCode) -> None:
         """Close by the server's will."""
@@ -159,8 +187,13 @@ class Connection:
         self.session.gone()
         for room in list(self._subscriptions):
             self._detach(room)
-        for task in list(self._tasks):
+        for task in list(self._tasks or ()):
             task.cancel()
+
+    def lost(self) -> None:
+        """The socket is gone."""
+        self.closed()
+        self._services.left(self)
 
     # From the socket's buffer
 
@@ -180,6 +213,7 @@ class Connection:
         # A ping that lay in the full buffer has only now been read.
         self.session.excuse(self._services.clock())
         self._start_catching_up()
+        self._read_on()
 
     # Time
 
@@ -238,16 +272,27 @@ class Connection:
         if parts:
             self._socket.write(self.protocol.frame(parts))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.ensure_future(work)
+        if self._tasks is None:
+            self._tasks = set()
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
+        assert self._tasks is not None
         self._tasks.discard(task)
+        if not self._tasks:
+            self._tasks = None
+        if task is self._catching_up:
+            self._catching_up = None
+        self._read_on()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("connection failed", client=self.session.client, exc_info=error)
             self.close(codes.SERVER_ERROR)
+        elif not task.cancelled():
+            self._start_catching_up()
 
     def _authenticate(self, action: Authenticate) -> list[Action]:
         now = self._services.clock()
@@ -347,15 +392,7 @@ class Connection:
 
     def _start_catching_up(self) -> None:
         if self._behind and self._catching_up is None and not self._socket.full:
-            self._catching_up = asyncio.ensure_future(self._catch_up())
-            self._tasks.add(self._catching_up)
-            self._catching_up.add_done_callback(self._caught_up)
-
-    def _caught_up(self, task: "asyncio.Task[None]") -> None:
-        self._catching_up = None
-        self._finished(task)
-        if not task.cancelled():
-            self._start_catching_up()
+            self._catching_up = self._run(self._catch_up())
 
     async def _catch_up(self) -> None:
         """Page by page, room by room, until all are live or the buffer is full."""
@@ -417,6 +454,8 @@ class Connection:
         key = (identity.tenant, action.room)
         try:
             # One page at a time: those of all requests together know no bound.
+            if self._reading is None:
+                self._reading = asyncio.Lock()
             async with self._reading:
                 await self._socket.room_to_write()
                 found = await services.history.past(

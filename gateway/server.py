@@ -22,7 +22,8 @@ from gateway.embedded.child import die_with_parent
 from gateway.faults import explain
 from gateway.logs import configure
 from gateway.settings import Settings
-from gateway.transport import CLOSE_TIMEOUT_S, Server
+from gateway.transport import Server
+from gateway.websocket import CLOSE_TIMEOUT_S
 from gateway.worker import Worker
 from outbox import tasks
 from outbox.backoff import Backoff
@@ -75,7 +76,7 @@ async def _serve(settings: Settings, sock: socket.socket, started: Callable[[], 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = Server(application(worker), settings.message_max_bytes, settings.client_buffer_bytes)
+    server = Server(application(worker))
     starting = asyncio.create_task(worker.start())
     stopping = asyncio.create_task(stop.wait())
     waiting = asyncio.create_task(worker.waiting.begun.wait())

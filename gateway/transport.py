@@ -1,208 +1,132 @@
 """Uvicorn, and all that is known here of its internals.
 
-``HubProtocol`` is uvicorn's sans-I/O WebSocket protocol with a second way in: Starlette does the
-handshake and the reading, while the hub writes finished frames straight to the transport. What
-this relies on (uvicorn >= 0.53, < 0.55) ``tests/integration/test_transport_contract.py`` holds:
+``HandshakeProtocol`` is uvicorn's sans-I/O WebSocket protocol for as long as Starlette decides over
+a client. Then ``take_over`` hands the transport to ``gateway.websocket``, and the task, the queue
+and the protocol object of the handshake are let go. What this relies on (uvicorn >= 0.53, < 0.55)
+``tests/integration/test_transport_contract.py`` holds:
 
-* attributes ``conn`` (websockets' ``ServerProtocol``), ``transport``, ``scope``, ``queue``,
-  ``frames``, ``curr_msg_data_type``, ``close_sent``, ``close_timer``, ``read_paused``;
-* ``handle_connect`` sets ``scope`` and creates the task that runs the application later;
-* ``pause_writing`` and ``resume_writing`` are the transport's flow control;
-* ``run_asgi`` leaves the transport open at its end if ``close_timer`` is set; ``handle_close``
-  then closes it, and ``connection_lost`` cancels the timer;
-* data after a broken frame reaches ``handle_parser_exception`` again;
+* ``HttpToolsProtocol.data_received`` calls ``handle_websocket_upgrade`` while it handles
+  ``HttpParserUpgrade``, whose argument says where the request ended; the request is then given to
+  the new protocol, which is set on the transport last;
+* ``WebSocketsSansIOProtocol`` has ``transport``, ``scope``, ``connections``, ``disconnected``,
+  ``handshake_complete``, ``handshake_initiated``; ``handle_connect`` sets ``scope`` and creates the
+  task that runs the application later;
+* ``run_asgi`` closes ``transport`` when the application returns, and does nothing more with it;
+* ``connections`` is what ``Server`` shuts down at its end, by ``shutdown`` of each, and waits for;
 * ``Server.serve`` ends when ``should_exit`` is set, and closes all connections itself then: it is
   set only after the drain.
 """
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-import structlog
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
 from websockets.http11 import Request
 
-CLOSE_TIMEOUT_S = 5.0
-"""How long a peer has to answer a close frame before the transport is cut."""
-EXTENSION = "tidegate.socket"
+from gateway.websocket import WebSocket
 
-log = structlog.get_logger(__name__)
-
-
-class Listener(Protocol):
-    """What is told of the socket's buffer and end, synchronously."""
-
-    def filled(self) -> None: ...
-
-    def drained(self) -> None: ...
-
-    def closed(self) -> None: ...
+EXTENSION = "tidegate.handshake"
+EARLY_MAX_BYTES = 65_536
 
 
-class HubProtocol(WebSocketsSansIOProtocol):
-    """Implements ``gateway.connection.Socket``."""
+class RequestProtocol(HttpToolsProtocol):
+    """Keeps what a client sent right behind its handshake request."""
 
-    buffer_bytes = 1_048_576
-    """Ceiling of the write buffer; ``serve`` sets it for the process."""
+    _chunk = b""
 
-    full = False
-    _listener: Listener | None = None
-    _ending = False
-    """Whether nothing may be written any more: a close frame was sent or has come."""
-    _cut_timer: asyncio.TimerHandle | None = None
+    def data_received(self, data: bytes) -> None:
+        self._chunk = data
+        super().data_received(data)
+        self._chunk = b""
+
+    def handle_websocket_upgrade(self) -> None:
+        upgrade = sys.exc_info()[1]
+        super().handle_websocket_upgrade()
+        if isinstance(upgrade, httptools.HttpParserUpgrade):
+            early = self._chunk[upgrade.args[0] :]
+            protocol = self.transport.get_protocol()
+            if early and isinstance(protocol, HandshakeProtocol):
+                protocol.data_received(early)
+
+
+class HandshakeProtocol(WebSocketsSansIOProtocol):
+    """One client until the application has decided."""
+
+    _early: bytes = b""
+    """What the client sent before it was answered."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         scope = getattr(self, "scope", None)
         if scope is not None:
-            extensions = cast(dict[str, Any], scope["extensions"])
-            extensions[EXTENSION] = self
-            self.transport.set_write_buffer_limits(self.buffer_bytes)
+            cast(dict[str, Any], scope["extensions"])[EXTENSION] = self
 
-    def listen(self, listener: Listener) -> None:
-        """Report to ``listener`` from now on."""
-        self._listener = listener
-        if self._ending:
-            listener.closed()
-
-    def write(self, frame: bytes) -> None:
-        if not self._ending:
-            self.transport.write(frame)
-
-    def buffered_bytes(self) -> int:
-        return self.transport.get_write_buffer_size()
-
-    async def room_to_write(self) -> None:
-        """Wait until the write buffer is below its ceiling."""
-        await self.writable.wait()
-
-    def close(self, code: int, reason: str) -> None:
-        if not self._ending:
-            self.conn.send_close(code, reason)
-            self._end(code, reason)
-
-    def _end(self, code: int, reason: str) -> None:
-        """A close frame is ready to be sent: send it, and tell the application."""
-        self.transport.write(b"".join(self.conn.data_to_send()))
-        self.close_sent = True
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
-        self._cut_later()
-        self.close_timer = self._cut_timer
-
-    def _cut_later(self) -> None:
-        """Set a time limit: `transport.close` waits for the buffer, and a peer that reads nothing
-        would keep its socket for ever."""
-        self._ending = True
-        self.writable.set()
-        if self._cut_timer is None:
-            self._cut_timer = self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
-        if self._listener is not None:
-            self._listener.closed()
-
-    def _stop_cut_timer(self) -> None:
-        if self._cut_timer is not None:
-            self._cut_timer.cancel()
-            self._cut_timer = None
-
-    def eof_received(self) -> None:
-        super().eof_received()
-        self._cut_later()
-
-    def handle_close(self, event: Frame) -> None:
-        super().handle_close(event)
-        self._stop_cut_timer()
-        self._cut_later()
-
-    def handle_ping(self) -> None:
-        # A peer that pings and does not read gets no pongs: they would have no bound.
-        pong = b"".join(self.conn.data_to_send())
-        if not self.full and not self._ending:
-            self.transport.write(pong)
-
-    def handle_cont(self, event: Frame) -> None:
-        # Empty fragments count for nothing in the largest size of a message.
-        if event.data or event.fin:
-            super().handle_cont(event)
-
-    def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text":
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:
-                self.frames = []
-                log.info("invalid UTF-8 from a client")
-                if not self.close_sent:
-                    self.conn.send_close(1007, "invalid UTF-8")
-                    self._end(1007, "invalid UTF-8")
-                return
-        super().send_receive_event_to_app()
-
-    def handle_parser_exception(self) -> None:
-        sent = self.conn.close_sent
-        if sent is None or not self.handshake_complete:
+    def data_received(self, data: bytes) -> None:
+        if not self.handshake_initiated:
+            super().data_received(data)
+        elif len(self._early) + len(data) <= EARLY_MAX_BYTES:
+            self._early += data
+        else:
             self.transport.abort()
-        elif not self.close_sent:
-            error = self.conn.parser_exc
-            log.info(
-                "client broke the WebSocket protocol", error=f"{type(error).__name__}: {error}"
-            )
-            self._end(sent.code, sent.reason)
-            # Closed with data unread, TCP would drop the close frame: what comes is discarded.
-            self.transport.write_eof()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.full = True
-        if self._listener is not None:
-            self._listener.filled()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.full = False
-        if self._listener is not None:
-            self._listener.drained()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._ending = True
-        self._stop_cut_timer()
-        if self._listener is not None:
-            self._listener.closed()
-            self._listener = None
+    def take_over(self, message_max_bytes: int, buffer_bytes: int) -> WebSocket | None:
+        """The transport under a protocol of its own; None if it is gone."""
+        transport = self.transport
+        if self.disconnected or transport.is_closing():
+            return None
+        self.connections.discard(self)
+        siblings = cast(set[WebSocket], self.connections)
+        taken = WebSocket(transport, siblings, message_max_bytes, buffer_bytes, self._early)
+        self.transport = cast(asyncio.Transport, _Taken())
+        # They refer to each other; without this the garbage collector would have to find them.
+        cast(dict[str, Any], self.scope["extensions"]).clear()
+        return taken
 
 
-def socket_of(scope: MutableMapping[str, Any]) -> HubProtocol:
-    """The socket behind an accepted WebSocket."""
-    found = scope.get("extensions", {}).get(EXTENSION)
-    if not isinstance(found, HubProtocol):
+class _Taken:
+    """What is left to uvicorn of a transport that was taken over."""
+
+    def close(self) -> None:
+        """Called when the application returns, which here does not end the connection."""
+
+    def is_closing(self) -> bool:
+        return True
+
+
+def take_over(
+    scope: MutableMapping[str, Any], message_max_bytes: int, buffer_bytes: int
+) -> WebSocket | None:
+    """The socket behind a WebSocket that was just accepted; None if the peer has gone meanwhile.
+
+    Its reading is paused: ``gateway.websocket.WebSocket.listen`` begins it. Call it in the task of
+    the application, and return from there afterwards.
+    """
+    handshake = scope.get("extensions", {}).get(EXTENSION)
+    if not isinstance(handshake, HandshakeProtocol):
         raise RuntimeError("the gateway runs on its own server only: use `tidegate gateway`")
-    return found
+    return handshake.take_over(message_max_bytes, buffer_bytes)
 
 
 class Server:
     """Uvicorn around one application, on sockets that are listening already."""
 
-    def __init__(self, app: ASGIApp, message_max_bytes: int, buffer_bytes: int) -> None:
-        """The largest frame of a client, and the ceiling of each write buffer."""
-        HubProtocol.buffer_bytes = buffer_bytes
+    def __init__(self, app: ASGIApp) -> None:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                ws=HubProtocol,
-                http="httptools",
+                ws=HandshakeProtocol,
+                http=RequestProtocol,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                ws_max_size=message_max_bytes,
                 ws_ping_interval=None,
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=2,

@@ -115,6 +115,7 @@ class Worker:
             version=f"tidegate {version('tidegate')}",
             authenticate=self._authenticate,
             clock=time.time,
+            left=self._disconnect,
         )
         self._registry = Registry(
             self._streams,
@@ -211,10 +212,9 @@ class Worker:
         self.connections.add(connection)
         return connection
 
-    def disconnect(self, connection: Connection) -> None:
+    def _disconnect(self, connection: Connection) -> None:
         """The socket of the connection is gone."""
         self.connections.discard(connection)
-        connection.closed()
         if not self.connections:
             self._empty.set()
 

@@ -101,6 +101,7 @@ class Delivery(RuleBasedStateMachine):
             version="test",
             authenticate=lambda token, now: Identity(TENANT, "", None, anonymous=True),
             clock=lambda: 0.0,
+            left=lambda connection: None,
         )
         self.clients = [Client(self.truth) for _ in range(CLIENTS)]
         self.sockets = [Socket(CEILING_BYTES) for _ in range(CLIENTS)]
