@@ -319,7 +319,7 @@ class Connection:
         try:
             await services.consumer.attach(services.hub.shard(key))
             room = services.hub.open(key)
-            subscription = Subscription(room, self.protocol, self._socket.write, self._wake)
+            subscription = Subscription(room, self.protocol, self._socket.write, self)
             if not self.session.is_joining(action.id, action.room):
                 return
             room.join(subscription)
@@ -344,7 +344,7 @@ class Connection:
             )
         )
         if not self._go_live(subscription):
-            self._wake(subscription)
+            self.wake(subscription)
 
     def _go_live(self, subscription: Subscription) -> bool:
         # Not with a full buffer: it is told only once, and the hub would go on writing.
@@ -384,7 +384,8 @@ class Connection:
 
     # Pull
 
-    def _wake(self, subscription: Subscription) -> None:
+    def wake(self, subscription: Subscription) -> None:
+        """See ``room.Owner``."""
         name = subscription.room.key[1]
         if name in self.session.rooms and self._subscriptions.get(name) is subscription:
             self._behind[subscription] = None

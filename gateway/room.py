@@ -12,7 +12,7 @@ Pure: no I/O and no clock. The invariants that delivery rests on:
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from gateway.protocols.base import ClientProtocol
 from outbox.message import Message
@@ -29,24 +29,31 @@ SLICE = 500
 """Subscriptions written to before the event loop gets its turn."""
 
 
+class Owner(Protocol):
+    """Whose subscription it is."""
+
+    def wake(self, subscription: "Subscription") -> None:
+        """The subscription must be caught up by replay."""
+        ...
+
+
 class Subscription:
     """A session's place in a room."""
 
-    __slots__ = ("live", "offset", "protocol", "room", "wake", "write")
+    __slots__ = ("live", "offset", "owner", "protocol", "room", "write")
 
     def __init__(
         self,
         room: "Room",
         protocol: ClientProtocol,
         write: Callable[[bytes], object],
-        wake: Callable[["Subscription"], None],
+        owner: "Owner",
     ) -> None:
         self.room = room
         self.protocol = protocol
         self.write = write
         """Takes a finished WebSocket frame; must not raise and not wait."""
-        self.wake = wake
-        """Called when this subscription must be caught up by replay."""
+        self.owner = owner
         self.offset = 0
         self.live = False
 
@@ -157,7 +164,7 @@ class Room:
         self._ring_bytes = 0
         self._waiting.clear()
         for subscription in list(self.others):
-            subscription.wake(subscription)
+            subscription.owner.wake(subscription)
 
     def after(self, offset: int) -> list[Message] | None:
         """The messages after ``offset``, oldest first, if the ring holds all of them."""
@@ -233,7 +240,7 @@ class Room:
             # The driver gave up between two slices: those left over get the rest by replay.
             for subscription in list(pending):
                 self.fall_behind(subscription)
-                subscription.wake(subscription)
+                subscription.owner.wake(subscription)
             self._pending = {}
 
     def _keep(self, messages: list[Message]) -> None:
@@ -262,7 +269,7 @@ class Room:
         assert self.top is not None
         for subscription in [s for s in self._waiting if s.offset <= self.top]:
             self._waiting.discard(subscription)
-            subscription.wake(subscription)
+            subscription.owner.wake(subscription)
 
 
 def _portions(messages: list[Message]) -> deque[list[Message]]:

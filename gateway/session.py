@@ -140,13 +140,15 @@ class Session:
         self.client = client
         self.phase = Phase.GREETING
         self.identity: Identity | None = None
-        self.rooms: set[str] = set()
+        # Dictionaries serve as sets: empty ones cost a third, and the garbage collector has less
+        # to visit.
+        self.rooms: dict[str, None] = {}
         """Rooms whose ``subscribe`` was answered with success."""
         self.deadline = now + limits.handshake_timeout_s
         """When ``on_time`` must be called next."""
         self._joining: dict[str, int] = {}
-        self._requests: set[int] = set()
-        self._refreshing: set[int] = set()
+        self._requests: dict[int, None] = {}
+        self._refreshing: dict[int, None] = {}
         self._limits = limits
         self._namespaces = namespaces
         self._version = version
@@ -185,7 +187,7 @@ class Session:
             case c.History():
                 return self._history(command.id, body)
             case c.Refresh():
-                self._refreshing.add(command.id)
+                self._refreshing[command.id] = None
                 return [Authenticate(command.id, body.token)]
             case c.Unsupported():
                 return [_failure(command.id, codes.METHOD_NOT_FOUND)]
@@ -226,7 +228,7 @@ class Session:
         if joining is not None:
             actions = [Detach(body.channel), _failure(joining, codes.NOT_AVAILABLE)]
         elif body.channel in self.rooms:
-            self.rooms.remove(body.channel)
+            del self.rooms[body.channel]
             actions = [Detach(body.channel)]
         return [*actions, Answer(id, c.Unsubscribed())]
 
@@ -256,7 +258,7 @@ class Session:
     def _request(self, id: int, action: Action) -> list[Action]:
         if len(self._requests) >= self._limits.requests_max:
             return [_failure(id, codes.TOO_MANY_REQUESTS)]
-        self._requests.add(id)
+        self._requests[id] = None
         return [action]
 
     # Outcomes
@@ -267,7 +269,7 @@ class Session:
             return []
         if self.phase is Phase.OPEN:
             assert self.identity is not None
-            self._refreshing.discard(id)
+            self._refreshing.pop(id, None)
             if (identity.tenant, identity.user) != (self.identity.tenant, self.identity.user):
                 # A refresh prolongs a session; it cannot turn it into another person's.
                 return self._close(codes.INVALID_TOKEN)
@@ -295,7 +297,7 @@ class Session:
         if isinstance(why, CloseCode):
             return self._close(why)
         if self.phase is Phase.OPEN:
-            self._refreshing.discard(id)
+            self._refreshing.pop(id, None)
             return [_failure(id, why)]
         # Back to the greeting: an SDK answers 109 by closing, fetching a token and coming again.
         self.phase = Phase.GREETING
@@ -315,7 +317,9 @@ class Session:
         if self.phase is Phase.CLOSED or self._joining.get(room) != id:
             return []
         del self._joining[room]
-        self.rooms.add(room)
+        if not self._joining:
+            self._joining = {}  # one that was emptied keeps its table
+        self.rooms[room] = None
         reply = c.Subscribed(room, epoch, offset, bool(recovered), recovered is not None, page)
         return [Answer(id, reply)]
 
@@ -339,7 +343,7 @@ class Session:
     def _finish(self, id: int, reply: c.Reply) -> list[Action]:
         if self.phase is Phase.CLOSED or id not in self._requests:
             return []
-        self._requests.remove(id)
+        del self._requests[id]
         return [Answer(id, reply)]
 
     def evict(self, room: str, why: UnsubscribeCode) -> list[Action]:
@@ -351,7 +355,7 @@ class Session:
             return [Detach(room), _failure(joining, codes.INTERNAL)]
         if room not in self.rooms:
             return []
-        self.rooms.remove(room)
+        del self.rooms[room]
         return [Detach(room), Send(c.Evicted(room, why.code, why.reason))]
 
     # Time and end

@@ -311,7 +311,7 @@ class Driver(RuleBasedStateMachine):
 
     @invariant()
     def subscriptions_are_what_was_answered(self) -> None:
-        assert self.session.rooms == (self.subscribed if self.open else set())
+        assert set(self.session.rooms) == (self.subscribed if self.open else set())
 
     @invariant()
     def it_is_within_its_limits(self) -> None:

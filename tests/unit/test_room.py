@@ -34,7 +34,7 @@ class Peer:
     woken: int = 0
 
     def __post_init__(self) -> None:
-        self.subscription = Subscription(self.room, self.protocol, self.write, self.wake)
+        self.subscription = Subscription(self.room, self.protocol, self.write, self)
         self.room.join(self.subscription)
 
     def write(self, frames: bytes) -> None:
