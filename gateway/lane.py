@@ -92,8 +92,14 @@ class Lane:
 
     async def include(self, shard: int) -> None:
         """Has a blocked read return, so that the next one includes a shard newly wanted, or reads
-        one again from its position."""
+        one again from its position.
+
+        In a cluster the lane has one shard: it is idle before, or its read ends by itself.
+        """
         self._wake.set()
+        if not self._client.spans_shards:
+            # The id means another client on another node.
+            return
         for attempt in range(1, INTERRUPT_ATTEMPTS + 1):
             # Another server would unblock somebody else.
             if not self._client_id or self._reads(shard) or self._stale:
