@@ -376,6 +376,15 @@ odd:
     note("not expected", line, (size_t)(end - line));
 }
 
+static void told_error(struct connection *c, uint64_t id, const unsigned char *line, const unsigned char *end)
+{
+    errors++;
+    note("refused", line, (size_t)(end - line));
+    /* An answer it is: nobody waits for another. */
+    if (c->state == JOINING && id > 1 && !--c->unanswered)
+        opened(c);
+}
+
 static void told(struct connection *c, const unsigned char *line, const unsigned char *end)
 {
     uint64_t id = 0;
@@ -385,8 +394,7 @@ static void told(struct connection *c, const unsigned char *line, const unsigned
     } else if (end - line > 20 && !memcmp(line, "{\"push\":{", 9)) {
         told_push(c, line, end);
     } else if (!number_after(line, end, "{\"id\":", &id, NULL) || find(line, end, "\"error\":{")) {
-        errors++;
-        note("refused", line, (size_t)(end - line));
+        told_error(c, id, line, end);
     } else if (id != 1) {
         told_subscribed(c, id, line, end);
     }

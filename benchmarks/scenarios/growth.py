@@ -24,7 +24,9 @@ CONNECTIONS = 1_000
 PER_S = 1_000
 ROWS = 10
 DURATION_S = 4.0
-OPEN_TIMEOUT_S = 600.0
+OPEN_TIMEOUT_S = 900.0
+PATIENCE_S = "60"
+"""Each room is asked for in the log once: a hundred joins of a connection wait for each other."""
 FLAT = 1.2
 """The largest may cost so many times what the smallest costs."""
 
@@ -57,7 +59,7 @@ def _rooms(bench: Bench, result: Result) -> None:
         with ExitStack() as stack:
             installed = stack.enter_context(bench.servers.installation())
             installed.relay(bench.cores.rest)
-            gateway = installed.gateway(bench.cores.server)
+            gateway = installed.gateway(bench.cores.server, TIDEGATE_LOG_TIMEOUT_S=PATIENCE_S)
             connections = min(rooms, bench.crowd(CONNECTIONS))
             before_bytes = rss_bytes(gateway.pid)
             load = stack.enter_context(
@@ -66,7 +68,7 @@ def _rooms(bench: Bench, result: Result) -> None:
                     bench.cores.load,
                     rooms=rooms,
                     each=rooms // connections,
-                    opening=8,
+                    opening=2,
                 )
             )
             load.open(connections, OPEN_TIMEOUT_S)
