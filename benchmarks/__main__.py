@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +25,8 @@ from benchmarks.servers import Servers
 
 def main() -> int:
     given = _arguments()
+    # Ends as from an exception: servers are stopped, folders removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         for name in ("load", "floor"):
             compiled(name)
