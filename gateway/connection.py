@@ -24,7 +24,7 @@ from gateway.history import History, Lost, Unavailable
 from gateway.hub import Hub
 from gateway.namespaces import Identity, Namespaces
 from gateway.protocols.base import ClientProtocol, ProtocolViolation
-from gateway.room import Subscription, encode
+from gateway.room import Sink, Subscription, encode
 from gateway.session import (
     Action,
     Answer,
@@ -52,16 +52,18 @@ NEVER = float("inf")
 log = structlog.get_logger(__name__)
 
 
-class Socket(Protocol):
-    """What a connection needs of its transport (``gateway.transport`` has the real one)."""
+class Socket(Sink, Protocol):
+    """What a connection needs of its transport (``gateway.websocket`` has the real one)."""
 
     full: bool
     """Whether the write buffer is above its ceiling."""
 
-    @property
-    def write(self) -> Callable[[bytes], object]:
-        """Writes a finished frame: never waits and never raises. It may be kept until ``closed``
-        is told; the one that is had afterwards drops what it is given."""
+    def write(self, frame: bytes) -> None:
+        """Write a finished frame; never waits, drops it if the socket is closed."""
+        ...
+
+    def merge(self, merging: bool) -> None:
+        """Whether what is sent in one round of the event loop should go out in one piece."""
         ...
 
     def close(self, code: int, reason: str) -> None:
@@ -319,11 +321,12 @@ class Connection:
         try:
             await services.consumer.attach(services.hub.shard(key))
             room = services.hub.open(key)
-            subscription = Subscription(room, self.protocol, self._socket.write, self)
+            subscription = Subscription(room, self.protocol, self._socket, self)
             if not self.session.is_joining(action.id, action.room):
                 return
             room.join(subscription)
             self._subscriptions[action.room] = subscription
+            self._socket.merge(len(self._subscriptions) > 1)
             offset, page, recovered = await self._position(subscription, action.since)
         except (Unavailable, OutboxError, RedisError, OSError) as error:
             log.warning(
@@ -374,6 +377,7 @@ class Connection:
         if subscription is not None:
             subscription.room.leave(subscription)
             self._behind.pop(subscription, None)
+            self._socket.merge(len(self._subscriptions) > 1)
 
     def evict_all(self) -> None:
         """Have the client subscribe anew to everything: no position holds any more."""
@@ -428,7 +432,7 @@ class Connection:
                 continue
             if found.messages:
                 subscription.offset = found.messages[-1].offset
-                subscription.write(encode(self.protocol, name, list(found.messages)))
+                self._socket.write(encode(self.protocol, name, list(found.messages)))
             if not self._go_live(subscription):
                 self._behind[subscription] = None
                 await asyncio.sleep(0)

@@ -37,22 +37,35 @@ class Owner(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Where the frames of a subscription go."""
+
+    @property
+    def send(self) -> Callable[[bytes], int]:
+        """Takes a finished frame, or a beginning of it: gives how many bytes, or raises OSError if
+        none. Whatever it did not take must be given to ``spill`` before anything else is sent."""
+        ...
+
+    def spill(self, frame: bytes, sent: int) -> None:
+        """Keeps the rest of a frame of which so many bytes were sent."""
+        ...
+
+
 class Subscription:
     """A session's place in a room."""
 
-    __slots__ = ("live", "offset", "owner", "protocol", "room", "write")
+    __slots__ = ("live", "offset", "owner", "protocol", "room", "sink")
 
     def __init__(
         self,
         room: "Room",
         protocol: ClientProtocol,
-        write: Callable[[bytes], object],
+        sink: Sink,
         owner: "Owner",
     ) -> None:
         self.room = room
         self.protocol = protocol
-        self.write = write
-        """Takes a finished WebSocket frame; must not raise and not wait."""
+        self.sink = sink
         self.owner = owner
         self.offset = 0
         self.live = False
@@ -216,8 +229,15 @@ class Room:
         ]
         if sum(len(subscriptions) for _, subscriptions in batches) <= SLICE:
             for frames, subscriptions in batches:
+                size = len(frames)
                 for subscription in subscriptions:
-                    subscription.write(frames)
+                    sink = subscription.sink
+                    try:
+                        sent = sink.send(frames)
+                    except OSError:
+                        sent = 0
+                    if sent != size:
+                        sink.spill(frames, sent)
         else:
             # All of them at once: who goes live between two slices has these messages already.
             yield from self._deliver_in_slices(
@@ -233,7 +253,13 @@ class Room:
                     # Taken out before the write: a write that fills the buffer makes the
                     # subscription fall behind, and it has been given this frame.
                     subscription, frames = pending.popitem()
-                    subscription.write(frames)
+                    sink = subscription.sink
+                    try:
+                        sent = sink.send(frames)
+                    except OSError:
+                        sent = 0
+                    if sent != len(frames):
+                        sink.spill(frames, sent)
                 if pending:
                     yield
         finally:

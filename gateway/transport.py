@@ -3,7 +3,7 @@
 ``HandshakeProtocol`` is uvicorn's sans-I/O WebSocket protocol for as long as Starlette decides over
 a client. Then ``take_over`` hands the transport to ``gateway.websocket``, and the task, the queue
 and the protocol object of the handshake are let go. What this relies on (uvicorn >= 0.53, < 0.55)
-``tests/integration/test_transport_contract.py`` holds:
+``tests/contract/test_transport.py`` holds:
 
 * ``HttpToolsProtocol.data_received`` calls ``handle_websocket_upgrade`` while it handles
   ``HttpParserUpgrade``, whose argument says where the request ended; the request is then given to

@@ -7,7 +7,9 @@ is cut.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -61,12 +63,14 @@ class WebSocket(asyncio.Protocol):
         "_held",
         "_inbox",
         "_listener",
+        "_merging",
         "_parser",
         "_siblings",
+        "_to_kernel",
         "_waiter",
         "full",
+        "send",
         "transport",
-        "write",
     )
 
     def __init__(
@@ -84,9 +88,11 @@ class WebSocket(asyncio.Protocol):
         """
         self.transport = transport
         self.full = False
-        self.write: Callable[[bytes], None] = transport.write
-        """Writes a finished frame without waiting; drops it once the socket is closed. The
-        transport's own method: nothing stands between the hub and the kernel."""
+        # The descriptor is open until `connection_lost` was told, and then nothing is sent.
+        self._to_kernel = partial(os.write, transport.get_extra_info("socket").fileno())
+        self.send: Callable[[bytes], int] = self._to_kernel
+        """See ``gateway.room.Sink``. Straight to the kernel while nothing waits before it, by no
+        code of ours: the transport would take each frame through a round of the event loop."""
         self._siblings = siblings
         self._parser = Parser(message_max_bytes)
         self._listener: Listener | None = None
@@ -94,6 +100,7 @@ class WebSocket(asyncio.Protocol):
         """What came while held."""
         self._early = early
         self._held = False
+        self._merging = False
         self._ending = False
         """Whether nothing may be written any more: a close frame was sent or has come."""
         self._discarding = False
@@ -112,6 +119,32 @@ class WebSocket(asyncio.Protocol):
             self.data_received(early)
 
     # To the peer
+
+    def spill(self, frame: bytes, sent: int) -> None:
+        """See ``gateway.room.Sink``."""
+        self.write(frame[sent:])
+
+    def write(self, frame: bytes) -> None:
+        """Writes a finished frame without waiting; drops it once the socket is closed."""
+        if not self._ending:
+            self.send = self._in_order
+            # An error that the kernel gave for a frame the transport meets itself, and reports.
+            self.transport.write(frame)
+
+    def merge(self, merging: bool) -> None:
+        """Whether frames of one round of the event loop go to the kernel in one piece: right for a
+        client that is in several rooms."""
+        self._merging = merging
+        if merging and not self._ending:
+            self.send = self._in_order
+
+    def _in_order(self, frame: bytes) -> int:
+        """Sends while something may wait in the transport's buffer, which comes first."""
+        if self._merging or self.transport.get_write_buffer_size():
+            self.transport.write(frame)
+            return len(frame)
+        self.send = self._to_kernel
+        return self.send(frame)
 
     def buffered_bytes(self) -> int:
         """What is not yet with the kernel."""
@@ -144,7 +177,7 @@ class WebSocket(asyncio.Protocol):
         if self._ending:
             return
         self._ending = True
-        self.write = _drop
+        self.send = len  # nothing is sent, and nothing is missed
         self._inbox = None
         if self._held:
             self.release()
@@ -265,7 +298,3 @@ class WebSocket(asyncio.Protocol):
         if self._listener is not None:
             self._listener.lost()
             self._listener = None
-
-
-def _drop(frame: bytes) -> None:
-    """Takes the place of ``write`` once the socket is closed."""

@@ -34,15 +34,19 @@ class Peer:
     woken: int = 0
 
     def __post_init__(self) -> None:
-        self.subscription = Subscription(self.room, self.protocol, self.write, self)
+        self.subscription = Subscription(self.room, self.protocol, self, self)
         self.room.join(self.subscription)
 
-    def write(self, frames: bytes) -> None:
+    def send(self, frames: bytes) -> int:
         self.writes += 1
         for text in texts(bytearray(frames)):
             self.offsets += [json.loads(s)["push"]["pub"]["offset"] for s in text.split("\n")]
         if self.on_write is not None:
             self.on_write(self)
+        return len(frames)
+
+    def spill(self, frame: bytes, sent: int) -> None:
+        raise AssertionError("all was sent")
 
     def wake(self, subscription: Subscription) -> None:
         self.woken += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import random
 import socket
 import struct
 import weakref
@@ -20,6 +21,7 @@ from websockets.asyncio.client import connect
 from websockets.frames import Frame, Opcode
 
 import gateway.websocket
+from gateway.frames import text_frame
 from gateway.transport import EXTENSION, HandshakeProtocol, Server, take_over
 from gateway.websocket import WebSocket as Socket
 
@@ -197,6 +199,35 @@ async def test_frames_go_past_the_application_and_the_buffer_is_reported(served:
         await until(lambda: served.texts == ["still here"])
     await served.ended.wait()
     assert served.told[-2:] == ["closed", "lost"]
+
+
+@pytest.mark.parametrize("merging", [False, True])
+async def test_frames_keep_their_order_whichever_way_they_go(served: Served, merging: bool) -> None:
+    async with connect(served.url, max_size=None) as client:
+        await served.opened.wait()
+        (server,) = served.sockets
+        server.merge(merging)
+        pick = random.Random(7)
+        texts = [str(i) * pick.choice((1, 10, 20_000)) for i in range(400)]
+        spilled = 0
+        for text in texts:
+            frame = text_frame(text.encode())
+            if pick.random() < 0.2:
+                server.write(frame)
+                continue
+            try:
+                sent = server.send(frame)
+            except OSError:
+                sent = 0
+            if sent != len(frame):
+                spilled += 1
+                server.spill(frame, sent)
+        assert merging or spilled
+        assert [await client.recv() for _ in texts] == texts
+        server.merge(False)
+        assert server.send(text_frame(b"at last")) == 9
+        assert server.buffered_bytes() == 0
+        assert await client.recv() == "at last"
 
 
 async def test_a_close_is_sent_and_the_application_ends(served: Served) -> None:
