@@ -5,7 +5,7 @@ it is true for. Read from the primary: a standby may lag behind what clients hav
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -14,6 +14,7 @@ from psycopg import errors
 from outbox import rows
 from outbox.database import Pool, first_line, reached
 from outbox.errors import OutboxError, SchemaMismatch
+from outbox.head import RoomHead
 from outbox.message import Message
 from outbox.tombstone import Redacted, redacted_offset
 
@@ -78,6 +79,21 @@ _HEADS = """
         ORDER BY s.head DESC LIMIT 1
     ) s
 """
+# Without the table of messages: planning over all its partitions costs more than this whole read.
+_ROOM_HEADS = """
+    SELECT m.epoch,
+           ARRAY(SELECT (SELECT s.head FROM tidegate.shard s
+                         WHERE s.id = a.id
+                         ORDER BY s.head DESC LIMIT 1)
+                 FROM unnest(%(shards)s::int[]) WITH ORDINALITY AS a (id, n) ORDER BY n),
+           ARRAY(SELECT coalesce((SELECT r.head FROM tidegate.room r
+                                  WHERE r.tenant = a.tenant AND r.name = a.name
+                                  ORDER BY r.head DESC LIMIT 1), 0)
+                 FROM unnest(%(tenants)s::text[], %(rooms)s::text[])
+                      WITH ORDINALITY AS a (tenant, name, n) ORDER BY n)
+    FROM tidegate.meta m
+"""
+_EMPTY = "table tidegate.meta is empty: restore it from a backup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +230,33 @@ class Log:
         """The epoch, and each shard's last seq."""
         found = await self._rows(_HEADS, {})
         if not found:
-            raise SchemaMismatch("table tidegate.meta is empty: restore it from a backup")
+            raise SchemaMismatch(_EMPTY)
         return found[0][2], {shard: head for shard, head, _ in found}
+
+    async def room_heads(
+        self, rooms: Sequence[tuple[int, str, str]]
+    ) -> tuple[str, tuple[RoomHead, ...]]:
+        """The epoch, and where each of the rooms stands, given as shard, tenant and name."""
+        shards = sorted({shard for shard, _, _ in rooms})
+        found = await self._rows(
+            _ROOM_HEADS,
+            {
+                "shards": shards,
+                "tenants": [tenant for _, tenant, _ in rooms],
+                "rooms": [room for _, _, room in rooms],
+            },
+        )
+        if not found:
+            raise SchemaMismatch(_EMPTY)
+        epoch, shard_heads, offsets = found[0]
+        seqs = dict(zip(shards, shard_heads, strict=True))
+        for shard, seq in seqs.items():
+            if seq is None:
+                raise _no_shard(shard)
+        return epoch, tuple(
+            RoomHead(offset, seqs[shard])
+            for (shard, _, _), offset in zip(rooms, offsets, strict=True)
+        )
 
     async def _rows(
         self, statement: LiteralString, parameters: dict[str, Any]
@@ -245,9 +286,13 @@ class Log:
                         raise
 
 
+def _no_shard(shard: int) -> SchemaMismatch:
+    return SchemaMismatch(f"the database has no shard {shard}: compare its layout")
+
+
 def _page(found: list[tuple[Any, ...]], shard: int, newest: bool = False) -> LogPage:
     if not found:
-        raise SchemaMismatch(f"the database has no shard {shard}: compare its layout")
+        raise _no_shard(shard)
     epoch, seq, head, first = found[0][11:]
     messages = sorted(
         (rows.message(row) for row in found if row[1] is not None), key=_offset, reverse=newest

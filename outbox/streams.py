@@ -18,6 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from outbox import keys
 from outbox.entry import decode, encode
+from outbox.head import RoomHead
 from outbox.message import Message
 from outbox.names import namespace
 from outbox.redis.client import Client
@@ -27,6 +28,8 @@ CALL_MAX_BYTES = 4_194_304
 """Blobs in one call of the append script: Redis serves nobody else meanwhile."""
 CALL_MAX_MESSAGES = 1_000
 REPLAY_MAX_BYTES = 1_048_576
+CALL_MAX_ROOMS = 200
+"""Rooms in one call of the script that tells where they stand."""
 
 
 class Status(IntEnum):
@@ -111,6 +114,7 @@ class Streams:
         self._append = Script("append.lua")
         self._replay = Script("replay.lua")
         self._last = Script("last.lua")
+        self._heads = Script("heads.lua")
 
     async def append(
         self,
@@ -231,25 +235,49 @@ class Streams:
 
         In a cluster, shards whose node cannot be reached are left out, unless that is all of them.
         """
+        answers = await self._piped(
+            self._last, [([keys.bus(epoch, shard)], [shard]) for shard in shards]
+        )
+        return {shard: int(answer) for (shard,), answer in answers}
+
+    async def heads(
+        self, epoch: str, rooms: Sequence[tuple[int, str, str]]
+    ) -> list[RoomHead | None]:
+        """Where each of the rooms stands, given as shard, tenant and name. One round trip.
+
+        None: the streams cannot tell, the log must be asked. So it is, in a cluster, for all rooms
+        whose node cannot be reached, unless that is all of them.
+        """
+        heads: list[RoomHead | None] = [None] * len(rooms)
+        for indexes, (seq, *offsets) in await self._piped(self._heads, _head_calls(epoch, rooms)):
+            for index, offset in zip(indexes, offsets, strict=True):
+                if offset is not None:
+                    heads[index] = RoomHead(int(offset), int(seq))
+        return heads
+
+    async def _piped(
+        self, script: Script, calls: Sequence[tuple[list[str], list[int]]]
+    ) -> list[tuple[list[int], Any]]:
+        """Runs a script that only reads once for each list of keys: what belongs to it, and the
+        answer. In a cluster, calls to nodes that cannot be reached are left out, unless that is
+        all of them."""
         answers = await self.client.pipelined(
-            [("EVALSHA", self._last.sha, 1, keys.bus(epoch, shard)) for shard in shards]
+            [("EVALSHA", script.sha, len(names), *names) for names, _ in calls]
         )
         for index, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):
                 try:
-                    answers[index] = await self._last(
-                        self.client, [keys.bus(epoch, shards[index])], []
-                    )
+                    answers[index] = await script(self.client, calls[index][0], [])
                 except (RedisError, OSError) as error:
                     answers[index] = error
         failures = [answer for answer in answers if isinstance(answer, Exception)]
         if failures and (self.client.spans_shards or len(failures) == len(answers)):
             raise failures[0]
-        return {
-            shard: int(answer)
-            for shard, answer in zip(shards, answers, strict=True)
+        return [
+            (subject, answer)
+            for (_, subject), answer in zip(calls, answers, strict=True)
             if not isinstance(answer, Exception)
-        }
+        ]
 
     async def erase(self, epoch: str, shard: int, tenant: str, room: str, seq: int) -> None:
         """Removes one entry from the bus, and the room's replay stream.
@@ -301,4 +329,29 @@ def _calls(messages: Sequence[Message]) -> list[list[tuple[Message, bytes]]]:
             calls.append([])
             left_bytes = CALL_MAX_BYTES - len(blob)
         calls[-1].append((message, blob))
+    return calls
+
+
+def _head_calls(
+    epoch: str, rooms: Sequence[tuple[int, str, str]]
+) -> list[tuple[list[str], list[int]]]:
+    """Keys for the script, and the indexes of the rooms: those of a shard together."""
+    by_shard: dict[int, list[int]] = {}
+    for index, (shard, _, _) in enumerate(rooms):
+        by_shard.setdefault(shard, []).append(index)
+    calls: list[tuple[list[str], list[int]]] = []
+    for shard, indexes in by_shard.items():
+        for first in range(0, len(indexes), CALL_MAX_ROOMS):
+            portion = indexes[first : first + CALL_MAX_ROOMS]
+            names = [rooms[index][1:] for index in portion]
+            calls.append(
+                (
+                    [
+                        keys.bus(epoch, shard),
+                        *(keys.room(epoch, shard, *name) for name in names),
+                        *(keys.top(epoch, shard, *name) for name in names),
+                    ],
+                    portion,
+                )
+            )
     return calls

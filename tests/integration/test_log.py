@@ -8,6 +8,7 @@ import pytest
 
 from outbox.database import Connection, Pool, connect, open_pool
 from outbox.errors import OutboxError, PostgresUnavailable, SchemaMismatch
+from outbox.head import RoomHead
 from outbox.log import Log, LogPage
 from outbox.sequence import Sequencer
 from outbox.sharding import shard_of
@@ -258,3 +259,19 @@ async def test_missing_rights_are_said(migrated: str, connection: Connection) ->
         await pool.close()
         await connection.execute("DROP OWNED BY log_reader")
         await connection.execute("DROP ROLE log_reader")
+
+
+async def test_where_many_rooms_stand_is_one_statement(log: Log, connection: Connection) -> None:
+    await fill(connection, 7)
+    rooms = [(shard_of(TENANT, f"idle:{n}", 16, 4), TENANT, f"idle:{n}") for n in range(300)]
+    rooms.insert(5, (SHARD, TENANT, ROOM))
+    epoch, heads = await log.room_heads(rooms)
+    state = await page(log, 0, 0)
+    assert epoch == state.epoch
+    assert heads[5] == RoomHead(7, state.seq)
+    assert [head.offset for head in heads].count(0) == 300
+    _, shards = await log.heads()
+    assert [head.seq for head in heads] == [shards[shard] for shard, _, _ in rooms]
+    assert await log.room_heads([]) == (epoch, ())
+    with pytest.raises(SchemaMismatch, match="shard 77"):
+        await log.room_heads([(SHARD, TENANT, ROOM), (77, TENANT, ROOM)])

@@ -6,6 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from outbox import keys
+from outbox.head import RoomHead
 from outbox.message import Message
 from outbox.redis import connect as redis_connect
 from outbox.streams import Replay, StreamLimits, Streams
@@ -134,3 +135,61 @@ async def test_deleted_entries_end_a_page(bus: Streams, client: Redis) -> None:
     assert offsets(await read(bus, 4)) == [5, 6, 7, 8, 9, 10]
     await client.xdel(key, "10-0")
     assert await read(bus, 4) is None
+
+
+async def heads(bus: Streams, *rooms: str) -> list[RoomHead | None]:
+    return await bus.heads(EPOCH, [(SHARD, "acme", room) for room in rooms])
+
+
+async def test_where_many_rooms_stand_is_one_round_trip(bus: Streams, client: Redis) -> None:
+    await fill(bus, 100)
+    other = Message(3, 1, "acme", "c", 1, "b1", "7", None, b"{}", True, 1)
+    await bus.append(EPOCH, 3, [other], start=True)
+    asked = [(SHARD, "acme", f"idle:{number}") for number in range(500)]
+    asked[7] = (SHARD, "acme", "a")
+    asked[450] = (SHARD, "acme", "b")
+    asked += [(3, "acme", "c"), (5, "acme", "d")]
+    found = await bus.heads(EPOCH, asked)
+    assert found[7] == found[450] == RoomHead(100, 200)
+    assert found[500] == RoomHead(1, 1)
+    assert [head for head in found if head is not None] == [found[7], found[450], found[500]]
+    before = (await client.info("commandstats"))["cmdstat_eval"]["calls"]
+    assert await bus.heads(EPOCH, asked) == found
+    # By now the server knows the script: one call for up to 200 rooms of a shard.
+    assert (await client.info("commandstats"))["cmdstat_eval"]["calls"] == before
+    assert await bus.heads(EPOCH, []) == []
+
+
+async def test_a_head_is_as_true_as_a_page(bus: Streams, client: Redis) -> None:
+    """Whatever a stream loses: where it cannot give a page, it does not tell the head either."""
+    await fill(bus, 10)
+    stream, top = (name(EPOCH, SHARD, "acme", "a") for name in (keys.room, keys.top))
+    damages = [
+        ("XDEL", stream, "10-0"),
+        ("DEL", stream),
+        ("SET", stream, "no stream"),
+        ("DEL", top),
+        ("SET", top, "9 1"),
+        ("SET", top, "nonsense"),
+        ("SET", keys.bus(EPOCH, SHARD), "no stream"),
+        ("DEL", keys.bus(EPOCH, SHARD)),
+        # The bus was begun anew after the room's newest message.
+        ("XSETID", keys.bus(EPOCH, SHARD), "40-0", "ENTRIESADDED", "20"),
+    ]
+    dumps = {key: await client.dump(key) for key in (stream, top, keys.bus(EPOCH, SHARD))}
+    for damage in damages:
+        assert await heads(bus, "a", "b") == [RoomHead(10, 20)] * 2
+        await client.execute_command(*damage)
+        assert await read(bus, 0, 0) is None
+        assert (await heads(bus, "a", "b"))[0] is None, damage
+        for key, dump in dumps.items():
+            await client.restore(key, 0, dump, replace=True)
+
+
+async def test_heads_of_rooms_with_large_messages_are_told_for_some(bus: Streams) -> None:
+    """Redis serves nobody else meanwhile: the log tells the others."""
+    payload = b'"' + b"x" * 1_000_000 + b'"'
+    for seq in range(1, 11):
+        await bus.append(EPOCH, SHARD, [message(seq, f"large:{seq}", 1, payload)], start=seq == 1)
+    found = await heads(bus, *(f"large:{number}" for number in range(1, 11)))
+    assert found == [RoomHead(1, 10)] * 5 + [None] * 5
