@@ -17,7 +17,7 @@ IDLE_S = 1.0
 
 
 class Timed(Protocol):
-    """What can be entered: ``deadline`` in seconds since 1970 UTC, None once it is over."""
+    """What can be entered: ``deadline`` in seconds of the clock, None once it is over."""
 
     @property
     def deadline(self) -> float | None: ...
@@ -28,7 +28,7 @@ class Timed(Protocol):
 
 
 class Deadlines:
-    """``clock`` gives seconds since 1970 UTC."""
+    """``clock`` gives seconds and is never set: pings go on whatever happens to the time of day."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

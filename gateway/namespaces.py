@@ -28,7 +28,8 @@ class Identity:
     user: str
     """The token's ``sub``; empty for an anonymous client."""
     expires_at: float | None
-    """Seconds since 1970 UTC, or None if it does not expire."""
+    """Seconds since 1970 UTC from ``tokens.verify``, of the worker's clock in a session; None if it
+    does not expire."""
     anonymous: bool
 
 

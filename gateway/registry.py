@@ -36,7 +36,6 @@ class Registry:
         describe: Callable[[], dict[str, Any]],
         epoch: Callable[[], str],
         shards: Callable[[], list[int]],
-        clock: Callable[[], float],
         holds: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._streams = streams
@@ -44,7 +43,6 @@ class Registry:
         self._describe = describe
         self._epoch = epoch
         self._shards = shards
-        self._clock = clock
         self._holds = holds
 
     async def run(self) -> None:
@@ -62,7 +60,7 @@ class Registry:
 
     async def renew(self) -> None:
         """Write this worker's line."""
-        expires_ms = int((self._clock() + LEASE_S) * 1000)
+        expires_ms = await _now_ms(self._streams.client) + round(LEASE_S * 1000)
         line = json.dumps({"id": self._worker, **self._describe(), "expires_ms": expires_ms})
         await cast(Any, self._streams.client).hset(keys.GATEWAYS, self._worker, line)
 
@@ -71,7 +69,7 @@ class Registry:
         this worker that came back: a replica that lags has those that were removed last."""
         client = cast(Any, self._streams.client)
         lines: dict[bytes, bytes] = await client.hgetall(keys.GATEWAYS)
-        now_ms = self._clock() * 1000
+        now_ms = await _now_ms(self._streams.client)
         dead = [worker for worker, line in lines.items() if _expired(line, now_ms)]
         if dead:
             await client.hdel(keys.GATEWAYS, *dead)
@@ -104,8 +102,7 @@ async def read_workers(client: Client, epoch: str | None = None) -> tuple[dict[s
 
     With ``epoch`` only of those that are of this history: the table is the same for all.
     """
-    seconds, micros = await client.time()
-    now_ms = seconds * 1000 + micros // 1000
+    now_ms = await _now_ms(client)
     raw = cast(dict[bytes, bytes], await cast(Any, client).hgetall(keys.GATEWAYS))
     reported = (json.loads(value) for value in raw.values())
     alive = [
@@ -114,6 +111,12 @@ async def read_workers(client: Client, epoch: str | None = None) -> tuple[dict[s
         if entry.get("expires_ms", 0) > now_ms and epoch in (None, entry.get("epoch"))
     ]
     return tuple(sorted(alive, key=lambda entry: str(entry.get("id"))))
+
+
+async def _now_ms(client: Client) -> int:
+    """By Redis' clock: workers whose machines' clocks differ must not take each other for dead."""
+    seconds, micros = await client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _expired(line: bytes, now_ms: float) -> bool:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -82,7 +83,13 @@ class Worker:
         # What no waiting mends is told at once, whatever else is missing.
         (log_pool, publish_pool, found), _ = await asyncio.gather(opening, reaching)
 
-        hub = Hub(found.shards, found.spread, settings.room_ring_messages, settings.room_ring_bytes)
+        hub = Hub(
+            found.shards,
+            found.spread,
+            settings.room_ring_messages,
+            settings.room_ring_bytes,
+            settings.replay_memory_bytes,
+        )
         message_log = Log(log_pool)
         self.consumer = Consumer(hub, self._streams, message_log, self.id, self._restart)
         await self.waiting.until("Postgres", self.consumer.start)
@@ -102,7 +109,7 @@ class Worker:
             consumer=self.consumer,
             history=history,
             writer=self.writer,
-            deadlines=Deadlines(time.time),
+            deadlines=Deadlines(time.monotonic),
             namespaces=Namespaces(settings.namespaces),
             limits=Limits(
                 ping_interval_s=settings.ping_interval_s,
@@ -114,7 +121,7 @@ class Worker:
             stall_timeout_s=settings.client_stall_timeout_s,
             version=f"tidegate {version('tidegate')}",
             authenticate=self._authenticate,
-            clock=time.time,
+            clock=time.monotonic,
             left=self._disconnect,
         )
         self._registry = Registry(
@@ -123,7 +130,6 @@ class Worker:
             self.describe,
             lambda: self.consumer.epoch,
             lambda: list(hub.positions),
-            time.time,
             self.consumer.holds,
         )
         with suppress(RedisError, OSError):
@@ -192,11 +198,16 @@ class Worker:
                 hub.positions.pop(shard, None)
 
     def _authenticate(self, token: str, now: float) -> Identity | None:
+        """``now``, and the expiry in the answer, are of the clock of the deadlines."""
         if not token:
             if self.settings.allow_anonymous:
                 return Identity(DEFAULT_TENANT, "", None, anonymous=True)
             return None
-        return verify(token, self.settings.token_hmac_secret.get_secret_value(), now)
+        today = time.time()
+        identity = verify(token, self.settings.token_hmac_secret.get_secret_value(), today)
+        if identity.expires_at is None:
+            return identity
+        return replace(identity, expires_at=now + identity.expires_at - today)
 
     def _restart(self) -> None:
         """A new epoch: every position is void, every client subscribes again."""

@@ -1,4 +1,4 @@
-"""The registry and the removal of what vanished workers leave behind, on a clock of the test's."""
+"""The registry and the removal of what vanished workers leave behind."""
 
 import time
 from collections.abc import AsyncIterator
@@ -23,25 +23,31 @@ async def remote(redis_url: str) -> AsyncIterator[Any]:
 
 
 class Clock:
+    """In the place of Redis' own."""
+
     now = 1_000.0
 
-    def __call__(self) -> float:
-        return self.now
+    async def __call__(self, _: Any) -> int:
+        return round(self.now * 1_000)
 
 
-def registry(remote: Any, worker: str, clock: Clock) -> Registry:
-    return Registry(
-        Streams(remote), worker, lambda: {"pid": 1}, lambda: "e", lambda: [SHARD, 4], clock
-    )
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("gateway.registry._now_ms", clock)
+    return clock
+
+
+def registry(remote: Any, worker: str) -> Registry:
+    return Registry(Streams(remote), worker, lambda: {"pid": 1}, lambda: "e", lambda: [SHARD, 4])
 
 
 async def groups(remote: Any) -> list[bytes]:
     return sorted(group["name"] for group in await remote.xinfo_groups(keys.bus("e", SHARD)))
 
 
-async def test_groups_of_workers_that_vanished_are_removed(remote: Any) -> None:
-    clock = Clock()
-    one, two = registry(remote, "one", clock), registry(remote, "two", clock)
+async def test_groups_of_workers_that_vanished_are_removed(remote: Any, clock: Clock) -> None:
+    one, two = registry(remote, "one"), registry(remote, "two")
     for group in ("one:1", "two:1", "two:7", "dead:1"):
         await remote.xgroup_create(keys.bus("e", SHARD), group, "0", mkstream=True)
     await one.renew()
@@ -65,11 +71,8 @@ async def test_groups_of_workers_that_vanished_are_removed(remote: Any) -> None:
 
 async def test_workers_of_another_installation_are_left_alone(remote: Any) -> None:
     """The table is the same for both, the buses are not."""
-    clock = Clock()
-    one = registry(remote, "one", clock)
-    other = Registry(
-        Streams(remote), "other", lambda: {"epoch": "f"}, lambda: "f", lambda: [SHARD], clock
-    )
+    one = registry(remote, "one")
+    other = Registry(Streams(remote), "other", lambda: {"epoch": "f"}, lambda: "f", lambda: [SHARD])
     for epoch, group in (("e", "one:1"), ("f", "other:1")):
         await remote.xgroup_create(keys.bus(epoch, SHARD), group, "0", mkstream=True)
     await one.renew()
@@ -88,15 +91,31 @@ async def test_workers_of_another_installation_are_left_alone(remote: Any) -> No
 async def test_living_workers_of_one_history(remote: Any) -> None:
     for worker, epoch in (("one", "e"), ("two", "e"), ("other", "f")):
         describe = partial(dict, epoch=epoch)
-        await Registry(Streams(remote), worker, describe, str, list, time.time).renew()
+        await Registry(Streams(remote), worker, describe, str, list).renew()
     assert [line["id"] for line in await read_workers(remote)] == ["one", "other", "two"]
     assert [line["id"] for line in await read_workers(remote, "e")] == ["one", "two"]
 
 
 async def test_a_line_that_cannot_be_read_counts_as_none(remote: Any) -> None:
-    clock = Clock()
-    one = registry(remote, "one", clock)
+    one = registry(remote, "one")
     await remote.hset(keys.GATEWAYS, mapping={"odd": "junk", "old": '{"pid": 1}', "list": "[]"})
     await one.renew()
     await one.reap()
     assert set(await remote.hgetall(keys.GATEWAYS)) == {b"one"}
+
+
+async def test_clocks_that_differ_make_nobody_dead(
+    remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines and their ages are by Redis' clock, whatever those of the machines say."""
+    one, two = registry(remote, "one"), registry(remote, "two")
+    for group in ("one:1", "two:1"):
+        await remote.xgroup_create(keys.bus("e", SHARD), group, "0", mkstream=True)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3_600)
+    await one.renew()
+    monkeypatch.setattr(time, "time", lambda: real() + 3_600)
+    await two.renew()
+    await two.reap()
+    assert await groups(remote) == [b"one:1", b"two:1"]
+    assert [line["id"] for line in await read_workers(remote)] == ["one", "two"]

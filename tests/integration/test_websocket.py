@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
+from gateway import codes
 from outbox import keys
 from outbox.redis.connect import connect
 from tests.client import Client
@@ -302,3 +303,44 @@ async def test_no_secret_and_no_payload_is_logged(shared: Stack, room: str) -> N
         for hidden in (secret, secret[:-3], SECRET, API_KEY, "payload-of", "a-token-in"):
             assert hidden not in text, process.name
         assert re.search(r":[^@/\s\[]{8,}@", text) is None
+
+
+JUMP = """
+import os, sys, time
+real = time.time
+time.time = lambda: real() + float(os.environ["JUMP_S"]) * os.path.exists(os.environ["JUMP_WHEN"])
+from gateway.__main__ import main
+sys.argv[0] = "tidegate"
+main()
+"""
+"""A gateway on a machine whose time of day is set as soon as a file is there."""
+
+
+@pytest.mark.parametrize("jump_s", [-3_600, 3_600])
+async def test_a_machines_clock_that_is_set_disturbs_no_connection(
+    stack: Stack, tmp_path: Path, jump_s: int
+) -> None:
+    now = tmp_path / "now"
+    settings = {
+        **stack.settings,
+        "TIDEGATE_PING_INTERVAL_S": "1",
+        "TIDEGATE_PONG_TIMEOUT_S": "0.9",
+        "JUMP_S": str(jump_s),
+        "JUMP_WHEN": str(now),
+    }
+    port = stack.processes.reserve_port()
+    gateway = stack.processes.start_python(
+        "gateway", "-c", JUMP, "gateway", "--port", str(port), **settings
+    )
+    gateway.port = port
+    await asyncio.to_thread(gateway.wait_ready)
+    async with Client(gateway.websocket_url) as client:
+        began = time.monotonic()
+        await client.greet(token(now=time.time(), ttl_s=6))
+        await client.until(lambda: client.pings >= 1)
+        now.touch()
+        pings = client.pings
+        await client.until(lambda: client.pings >= pings + 2)
+        # What was left to its token at that time is what it gets.
+        assert await client.until_closed() == codes.CONNECTION_EXPIRED.code
+        assert 4 <= time.monotonic() - began <= 10
