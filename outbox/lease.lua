@@ -14,6 +14,14 @@ local me, lifetime_ms, shards = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local expiry = string.format('%.0f', now + lifetime_ms)
+-- No relay has a longer lease (TIDEGATE_LEASE_S). What is beyond was written before Redis' clock was set
+-- back, and must not outlive its relay by as much.
+local horizon = now + 60000
+
+local function is_valid(until_ms)
+  local moment = tonumber(until_ms)
+  return moment and moment > now and moment <= horizon
+end
 
 if lifetime_ms > 0 then
   redis.call('HSET', relays, me, expiry)
@@ -23,7 +31,7 @@ end
 local known = redis.call('HGETALL', relays)
 local alive, names = {}, {}
 for i = 1, #known, 2 do
-  if tonumber(known[i + 1]) > now then
+  if is_valid(known[i + 1]) then
     alive[known[i]] = true
     names[#names + 1] = known[i]
   else
@@ -44,7 +52,7 @@ local written = redis.call('HGETALL', leases)
 for i = 1, #written, 2 do
   local shard = tonumber(written[i])
   local holder, until_ms = string.match(written[i + 1], '^(%S+) (%d+)$')
-  local valid = shard and shard < shards and holder and alive[holder] and tonumber(until_ms) > now
+  local valid = shard and shard < shards and holder and alive[holder] and is_valid(until_ms)
   if valid and holder ~= me then
     taken[shard] = true
   elseif valid then

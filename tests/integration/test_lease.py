@@ -117,6 +117,20 @@ async def test_junk_is_cleared_away(client: Redis) -> None:
     assert await client.hlen(keys.leases(EPOCH)) == 16
 
 
+async def test_a_clock_that_was_set_back_leaves_no_shard_alone(client: Redis) -> None:
+    """What a relay wrote before that, and it has died since, seems to be valid for an hour."""
+    seconds, _ = await client.time()
+    hour_ms = (seconds + 3_600) * 1_000
+    await client.hset(keys.relays(EPOCH), "dead", str(hour_ms))
+    await client.hset(
+        keys.leases(EPOCH), mapping=dict.fromkeys(map(str, range(16)), f"dead {hour_ms}")
+    )
+    (a,) = relays(client, "a")
+    await a.release()
+    assert await a.renew() == frozenset(range(16))
+    assert (await read_leases(client, EPOCH)).relays == ("a",)
+
+
 async def test_nothing_stays_for_ever(client: Redis) -> None:
     (a,) = relays(client, "a", ttl_s=3)
     await a.renew()
