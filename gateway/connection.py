@@ -24,7 +24,7 @@ from gateway.history import History, Lost, Unavailable
 from gateway.hub import Hub
 from gateway.namespaces import Identity, Namespaces
 from gateway.protocols.base import ClientProtocol, ProtocolViolation
-from gateway.room import Sink, Subscription, pushes
+from gateway.room import Sink, Subscription, encode
 from gateway.session import (
     Action,
     Answer,
@@ -341,7 +341,7 @@ class Connection:
             return  # left, or the epoch changed, in the meantime
         if page and self._socket.full:
             # Many rooms are joined and nothing is read: all pages together know no bound.
-            subscription.offset, page = offset, b""
+            subscription.offset, page = offset, ()
         self._do(
             self.session.subscribed(
                 action.id, action.room, services.consumer.epoch, offset, page, recovered
@@ -356,19 +356,18 @@ class Connection:
 
     async def _position(
         self, subscription: Subscription, since: Since | None
-    ) -> tuple[int, bytes, bool | None]:
+    ) -> tuple[int, tuple[bytes, ...], bool | None]:
         """Set the subscription to where it starts: the offset from which the reply continues, the
         reply's publications, and whether a resume succeeded (None: none was asked for)."""
         room = subscription.room
         if since is not None and self._is_of_this_history(since):
             found = await self._services.history.read(room, since.offset)
             if not isinstance(found, Lost):
-                messages = found.messages
-                subscription.offset = since.offset + len(messages)
-                page = room.memory.joined(self.protocol, messages) if messages else b""
+                page = tuple(map(self.protocol.publication, found.messages))
+                subscription.offset = since.offset + len(page)
                 return since.offset, page, True
         subscription.offset = await self._services.history.head(room)
-        return subscription.offset, b"", None if since is None else False
+        return subscription.offset, (), None if since is None else False
 
     def _is_of_this_history(self, since: Since) -> bool:
         # Without an epoch only the beginning is a position: it is the same in every history.
@@ -434,8 +433,7 @@ class Connection:
                 continue
             if found.messages:
                 subscription.offset = found.messages[-1].offset
-                publications = room.memory.publications(self.protocol, found.messages)
-                self._socket.write(pushes(self.protocol, name, publications))
+                self._socket.write(encode(self.protocol, name, list(found.messages)))
             if not self._go_live(subscription):
                 self._behind[subscription] = None
                 await asyncio.sleep(0)
@@ -477,5 +475,5 @@ class Connection:
             self._do(self.session.failed(action.id, codes.UNRECOVERABLE_POSITION))
             return
         epoch, head, messages = found
-        page = self.protocol.page(map(self.protocol.publication, messages))
+        page = tuple(map(self.protocol.publication, messages))
         self._do(self.session.history_read(action.id, epoch, head, page))
