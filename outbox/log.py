@@ -69,6 +69,11 @@ _OFFSET_AT = """
     WHERE tenant = %(tenant)s AND room = %(room)s AND seq <= %(seq)s
     ORDER BY "offset" DESC LIMIT 1
 """
+_BEGIN = """
+    SELECT (extract(epoch FROM min(to_date(right(c.relname, 8), 'YYYYMMDD'))) * 1000000)::bigint
+    FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'tidegate.message'::regclass AND c.relname ~ '^message_[0-9]{8}$'
+"""
 _HEADS = """
     SELECT a.id, s.head, m.epoch
     FROM tidegate.meta m
@@ -257,6 +262,11 @@ class Log:
             RoomHead(offset, seqs[shard])
             for (shard, _, _), offset in zip(rooms, offsets, strict=True)
         )
+
+    async def begin_us(self) -> int:
+        """From when on nothing was dropped by retention, microseconds since 1970 UTC."""
+        ((begin_us,),) = await self._rows(_BEGIN, {})
+        return NO_OFFSET if begin_us is None else int(begin_us)
 
     async def _rows(
         self, statement: LiteralString, parameters: dict[str, Any]

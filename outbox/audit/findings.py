@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 
 PROBLEMS_KEPT = 100
+NAMED = 5
+"""How many of one kind are named in a line."""
 SAY_EVERY_S = 2.0
 
 

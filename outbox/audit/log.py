@@ -8,14 +8,12 @@ from typing import Any
 
 from psycopg import errors
 
-from outbox.audit.findings import Findings
+from outbox.audit.findings import NAMED, Findings
 from outbox.database import Connection
 from outbox.layout import Layout
 
 PAGE_SEQS = 20_000
 PAGE_ROOMS = 500
-NAMED = 5
-"""How many of one kind are named in a line."""
 
 _HEADS = """
     SELECT s.id, s.head,

@@ -63,11 +63,12 @@ async def test_all_is_well(probe: Probe, redis_url: str) -> None:
 async def test_what_is_normal_is_no_problem(probe: Probe, redis_url: str) -> None:
     """Retention, trimmed buses, expired room streams, rows in the outbox, a redaction."""
     shard = probe.shard("a")
-    await probe.connection.execute(
-        "DELETE FROM tidegate.message WHERE shard = %s AND seq <= 2", (shard,)
-    )
     bus = keys.bus(probe.epoch, shard)
-    await probe.client.xtrim(bus, minid=4, approximate=False)
+    await replaced(probe, bus, lambda m: m._replace(created_us=0) if m.seq <= 4 else m)
+    await probe.connection.execute(
+        "DELETE FROM tidegate.message WHERE shard = %s AND seq <= 4", (shard,)
+    )
+    await probe.client.xtrim(bus, minid=3, approximate=False)
     await probe.client.delete(keys.room(probe.epoch, probe.shard("b"), "acme", "b"))
     done = await redaction.redact(probe.connection, "acme", "a", 5)
     await probe.streams.erase(probe.epoch, shard, "acme", "a", done.seq)
@@ -117,6 +118,35 @@ async def bus_without(probe: Probe) -> None:
     shard = probe.shard("a")
     (message,) = [m for m in await probe.on_bus(shard) if (m.room, m.offset) == ("a", 3)]
     await probe.client.xdel(keys.bus(probe.epoch, shard), f"{message.seq}-0")
+
+
+async def bus_without_its_end(probe: Probe) -> None:
+    """Deleted, not lost: the stream's last id stays."""
+    shard = probe.shard("a")
+    newest = (await probe.on_bus(shard))[-1]
+    await probe.client.xdel(keys.bus(probe.epoch, shard), f"{newest.seq}-0")
+
+
+async def bus_emptied(probe: Probe) -> None:
+    key = keys.bus(probe.epoch, probe.shard("a"))
+    await probe.client.xtrim(key, maxlen=0, approximate=False)
+
+
+async def bus_of_another_type(probe: Probe) -> None:
+    key = keys.bus(probe.epoch, probe.shard("a"))
+    await probe.client.delete(key)
+    await probe.client.set(key, "x")
+
+
+async def room_emptied(probe: Probe) -> None:
+    key = keys.room(probe.epoch, probe.shard("a"), "acme", "a")
+    await probe.client.xtrim(key, maxlen=0, approximate=False)
+
+
+async def room_of_another_type(probe: Probe) -> None:
+    key = keys.room(probe.epoch, probe.shard("a"), "acme", "a")
+    await probe.client.delete(key)
+    await probe.client.set(key, "x")
 
 
 async def bus_altered(probe: Probe) -> None:
@@ -231,7 +261,14 @@ DAMAGE: list[tuple[Callable[[Probe], Awaitable[None]], str]] = [
         ),
         "another order by seq",
     ),
+    (sql("DELETE FROM tidegate.message WHERE seq = 1"), "missing from the log, not by retention"),
+    (sql("DELETE FROM tidegate.message"), "missing from the log, not by retention: seq 1, 2, 3"),
     (bus_without, "missing from the bus"),
+    (bus_without_its_end, "missing from the bus"),
+    (bus_emptied, "missing from the bus"),
+    (bus_of_another_type, "the bus ends at seq 0"),
+    (room_emptied, "its stream ends at offset 0, it stood at 5: Redis lost its end"),
+    (room_of_another_type, "its stream ends at offset 0, it stood at 5: Redis lost its end"),
     (bus_altered, "Redis and the log differ in payload"),
     (bus_of_another_batch, "Redis and the log differ in batch"),
     (bus_ahead, "Postgres lost commits"),
