@@ -19,7 +19,7 @@ help:
 	@echo "make test   the whole test suite, on embedded servers"
 	@echo "make chaos  random faults for MINUTES (30), repeatable by SEED, with a report"
 	@echo "make bench  what it costs, with a report; NAMES='fanout pipeline' for some of it, ARGS=--quick"
-	@echo "make bench-peers  the same messages by NOTIFY and by Redis Pub/Sub"
+	@echo "make bench-peers  the same messages by NOTIFY, Redis Pub/Sub, socket.io, NATS, Centrifugo"
 	@echo "make lint   ruff, mypy and the import rules"
 	@echo "make clean  remove what these made, the demo's data included"
 
@@ -36,7 +36,9 @@ chaos: $(INSTALLED)
 bench: $(INSTALLED)
 	@$(PYTHON) -m benchmarks $(NAMES) $(ARGS)
 
+# Also installs the peers: what is lacking for one (Node.js, Go) leaves it out.
 bench-peers: $(INSTALLED)
+	@$(PYTHON) -m benchmarks.peers
 	@$(PYTHON) -m benchmarks peers --output build/benchmarks-peers $(ARGS)
 
 lint: ruff format mypy imports
@@ -54,7 +56,7 @@ imports: $(INSTALLED)
 	$(VENV)/bin/lint-imports
 
 clean:
-	rm -rf .venv .tidegate tests/sdk/node_modules build dist *.egg-info
+	rm -rf .venv .tidegate tests/sdk/node_modules benchmarks/peers/node_modules build dist *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

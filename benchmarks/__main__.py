@@ -52,7 +52,7 @@ def main() -> int:
         Servers(Path(folder), where.rest, fsync=given.fsync, source=given.servers) as servers,
     ):
         known = {
-            **facts(servers.postgres.dsn(), servers.redis.url),
+            **facts(servers.postgres.dsn(), servers.redis.url, len(where.all)),
             "open files": str(files),
             "seed": str(seed),
             "extent": f"{extent.runs} runs, work x {extent.work:g}, crowd x {extent.crowd:g}",

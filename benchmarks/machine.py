@@ -18,8 +18,8 @@ PACKAGES = (
 )
 
 
-def facts(dsn: str, redis_url: str) -> dict[str, str]:
-    """What to know of this run, by name."""
+def facts(dsn: str, redis_url: str, cores: int) -> dict[str, str]:
+    """What to know of this run, by name. ``cores``: how many it may use."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute("SELECT version(), current_setting('fsync')").fetchone()
     assert row is not None
@@ -31,7 +31,7 @@ def facts(dsn: str, redis_url: str) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
         "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
         "load average at the start": " ".join(f"{load:.2f}" for load in os.getloadavg()),

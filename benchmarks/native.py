@@ -8,7 +8,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "c"
+PROGRAMS = {
+    "floor": ("floor.c",),
+    "load": ("load.c", "sockets.c", "centrifuge.c", "socketio.c", "nats.c", "tally.c"),
+}
 FLAGS = ("-O2", "-std=gnu11", "-Wall", "-Wextra")
 COMPILE_TIMEOUT_S = 120
 
@@ -31,17 +35,17 @@ def compiler() -> list[str]:
 
 @cache
 def compiled(name: str) -> Path:
-    """The program of ``NAME.c``, made once for this process. Raises NoCompiler."""
+    """A program of ``PROGRAMS``, made once for this process. Raises NoCompiler."""
     program = Path(_folder()) / name
     done = subprocess.run(
-        [*compiler(), *FLAGS, "-o", program, SOURCES / f"{name}.c"],
+        [*compiler(), *FLAGS, "-o", program, *(SOURCES / source for source in PROGRAMS[name])],
         capture_output=True,
         text=True,
         timeout=COMPILE_TIMEOUT_S,
         check=False,
     )
     if done.returncode != 0:
-        raise NoCompiler(f"{name}.c cannot be compiled: {done.stderr.strip()[:2000]}")
+        raise NoCompiler(f"{name} cannot be compiled: {done.stderr.strip()[:2000]}")
     return program
 
 

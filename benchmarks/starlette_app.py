@@ -2,8 +2,9 @@
 
 As a program (``python -m benchmarks.starlette_app SOURCE``) it prints {"port":N} when it can be
 connected to, and {"event":"listening"} when its source can be written to; each text is sent to all
-clients. Sources: ``stdin``, lines ``send BYTES`` with the text behind; ``notify``, LISTEN in the
-Postgres of BENCHMARK_ADDRESS; ``pubsub``, SUBSCRIBE in that Redis.
+clients. A client is told {} when it is one of them. Sources: ``stdin``, lines ``send BYTES`` with
+the text behind; ``notify``, LISTEN in the Postgres of BENCHMARK_ADDRESS; ``pubsub``, SUBSCRIBE in
+that Redis.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ async def endpoint(socket: WebSocket) -> None:
     await socket.accept()
     clients.add(socket)
     try:
+        # The handshake was over before: only from now on does it get everything.
+        await socket.send_text("{}")
         while True:
             await socket.receive_text()
     except WebSocketDisconnect:

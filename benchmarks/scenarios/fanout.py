@@ -13,9 +13,9 @@ that what is left is what a server pays whose clients are elsewhere; they have n
 """
 
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from benchmarks.bench import Bench
 from benchmarks.broadcaster import Broadcaster
@@ -93,7 +93,7 @@ class FloorSubject:
         self._floor = stack.enter_context(Floor(bench.cores.server))
         self._encoded = _Encoded()
         self.pid = self._floor.pid
-        self.load = _plain_load(self._floor.port, bench, stack)
+        self.load = _load(self._floor.port, "plain", bench, stack)
         self._floor.accept(clients)
         self.load.open(clients)
         self._floor.accepted()
@@ -110,7 +110,7 @@ class SendTextSubject:
         self._broadcaster = stack.enter_context(Broadcaster(bench.cores.server))
         self._encoded = _Encoded()
         self.pid = self._broadcaster.pid
-        self.load = _plain_load(self._broadcaster.port, bench, stack)
+        self.load = _load(self._broadcaster.port, "greeted", bench, stack)
         self.load.open(clients)
 
     def tick(self, per_tick: int, size_bytes: int) -> None:
@@ -120,9 +120,8 @@ class SendTextSubject:
         )
 
 
-def _plain_load(port: int, bench: Bench, stack: ExitStack) -> Load:
-    load: AbstractContextManager[Load] = Load(port, bench.cores.load, path="/", plain=True)
-    return stack.enter_context(load)
+def _load(port: int, protocol: Literal["plain", "greeted"], bench: Bench, stack: ExitStack) -> Load:
+    return stack.enter_context(Load(port, bench.cores.load, path="/", protocol=protocol))
 
 
 def run(bench: Bench, result: Result) -> None:

@@ -1,145 +1,129 @@
-"""Delivery beside what else one would build from Postgres or Redis alone.
+"""Delivery beside what else one would pick, or build from Postgres or Redis alone.
 
-The same messages of 100 B to 1, 10 or 100 listeners of one channel, at 1,000 to 25,000 a second:
-through Tidegate; by NOTIFY to a Starlette application that LISTENs and awaits send_text for each
-client; and by Redis Pub/Sub to the same. Sent 10, 50 or 100 at a time: rows of a transaction, calls
-of pg_notify in one statement, PUBLISH in one pipeline. Latency is from just before the sending,
-lost is what had not come when nothing had come for 3 seconds after the last was sent. CPU is that
-of the gateway or the application, in % of a core while messages came.
+The same messages of 100 B to 1, 10 or 100 listeners of one channel, at 1,000 to 25,000 a second,
+sent 10, 50 or 100 at a time: through Tidegate (rows of a transaction); by NOTIFY (calls of
+pg_notify in one statement) and by Redis Pub/Sub (a pipeline of PUBLISH) to a Starlette application
+that awaits send_text for each client; by socket.io with its Redis Streams adapter (emits of one
+process, clients at another); by NATS over WebSocket (a write of PUBs); by Centrifugo with its Redis
+engine and history (one request of its API). Latency is from just before the sending, lost is what
+had not come when nothing had come for 3 seconds after the last was sent. CPU is that of the process
+that holds the connections, in % of a core while messages came; NATS and Centrifugo do the broker's
+or the publisher's part in the same process.
+
+Only Tidegate and NOTIFY send if and only if a transaction commits. Only Tidegate and Centrifugo let
+a client resume; NOTIFY, Pub/Sub and NATS (as measured) keep nothing.
+
+The rows "one room of many" compare CPU time per delivery at one point: one message at a time to
+1,000 clients, the next when all have it, beside a loop over send() in C (as in "fanout"). The
+application that awaits send_text is there without any broker.
 """
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
-
-import psycopg
-import redis
 
 from benchmarks.bench import Bench
-from benchmarks.broadcaster import Broadcaster
-from benchmarks.delivery import in_turn
 from benchmarks.figures import Result
-from benchmarks.load import PREFIX, Load, Report
+from benchmarks.load import Load, Report, Violation
+from benchmarks.peers import centrifugo, nats, socketio
+from benchmarks.peers.centrifugo import Centrifugo
+from benchmarks.peers.nats import NATS
+from benchmarks.peers.own import Notify, PubSub, SendText, Tidegate
+from benchmarks.peers.peer import SIZE_BYTES, Peer
+from benchmarks.peers.socketio import SocketIO
 from benchmarks.processor import cpu_s
-from benchmarks.starlette_app import CHANNEL
-from benchmarks.writer import Writer, keep_pace, payload
+from benchmarks.program import ProgramFailed
+from benchmarks.scenarios.fanout import FloorSubject, Subject, delivery_cost
+from benchmarks.servers import NotReady
+from benchmarks.writer import keep_pace
 
-ROOM = f"{PREFIX}0"
 LISTENERS = (1, 10, 100)
 PACES = ((1_000, 10), (10_000, 50), (25_000, 100))
 """Messages a second, and how many are sent at a time."""
-SIZE_BYTES = 100
+WARM_S = 0.3
+"""Sent before, at the same pace; counts for nothing."""
 DURATION_S = 3.0
 QUIET_S = 3.0
 LONGEST_S = 60.0
 LOOK_S = 0.1
+MANY = 1_000
+MANY_DELIVERIES = 100_000
+LOSSES = ("holes", "closed")
+"""What is a loss, which is a figure here, and no fault of the measurement."""
+FIGURES = ("p50, ms", "p99, ms", "lost, %", "sent/s", "CPU, %")
 
-
-class Peer(Protocol):
-    """A way from the sender to the listeners."""
-
-    pid: int
-    load: Load
-
-    def send(self, count: int) -> None:
-        """Send so many messages."""
-        ...
-
-
-class TidegatePeer:
-    """Outbox, relay, gateway."""
-
-    def __init__(self, bench: Bench, stack: ExitStack) -> None:
-        installed = stack.enter_context(bench.servers.installation())
-        installed.relay(bench.cores.all)
-        gateway = installed.gateway(bench.cores.server)
-        self.pid = gateway.pid
-        self.load = stack.enter_context(Load(gateway.port, bench.cores.load))
-        self._writer = stack.enter_context(Writer(installed.dsn, SIZE_BYTES))
-        self._rooms = in_turn([ROOM])
-
-    def send(self, count: int) -> None:
-        self._writer.commit(self._rooms(count))
-
-
-class NotifyPeer:
-    """pg_notify and LISTEN."""
-
-    def __init__(self, bench: Bench, stack: ExitStack) -> None:
-        dsn = bench.servers.postgres.dsn()
-        application = stack.enter_context(Broadcaster(bench.cores.server, "notify", dsn))
-        self.pid = application.pid
-        self.load = _plain_load(application, bench, stack)
-        self._texts = _texts()
-        self._connection = stack.enter_context(psycopg.connect(dsn, autocommit=True))
-
-    def send(self, count: int) -> None:
-        self._connection.execute(
-            "SELECT pg_notify(%s, text) FROM unnest(%s::text[]) AS text",
-            (CHANNEL, [next(self._texts) for _ in range(count)]),
-        )
-
-
-class PubSubPeer:
-    """PUBLISH and SUBSCRIBE."""
-
-    def __init__(self, bench: Bench, stack: ExitStack) -> None:
-        url = bench.servers.redis.url
-        application = stack.enter_context(Broadcaster(bench.cores.server, "pubsub", url))
-        self.pid = application.pid
-        self.load = _plain_load(application, bench, stack)
-        self._texts = _texts()
-        self._client = stack.enter_context(redis.Redis.from_url(url))
-
-    def send(self, count: int) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for _ in range(count):
-            pipeline.publish(CHANNEL, next(self._texts))
-        pipeline.execute()
-
-
-PEERS: dict[str, type[TidegatePeer] | type[NotifyPeer] | type[PubSubPeer]] = {
-    "tidegate": TidegatePeer,
-    "NOTIFY": NotifyPeer,
-    "Pub/Sub": PubSubPeer,
-}
+PeerKind = Callable[[Bench, ExitStack], Peer]
 
 
 def run(bench: Bench, result: Result) -> None:
+    kinds: dict[str, PeerKind] = {kind.name: kind for kind in (Tidegate, Notify, PubSub)}
+    for kind, module in ((SocketIO, socketio), (NATS, nats), (Centrifugo, centrifugo)):
+        reason = module.lacking()
+        if reason is None:
+            kinds[kind.name] = kind
+            result.notes.append(f"{kind.name} {module.version()}.")
+        else:
+            result.notes.append(f"{kind.name} was not measured: {reason}.")
     with bench.spread():
         for listeners in LISTENERS:
             for _ in bench.runs():
                 for per_s, together in PACES:
-                    measured = {
-                        name: _measure(bench, name, per_s, together, listeners)
-                        for name in bench.shuffled(*PEERS)
-                    }
-                    for peer in PEERS:
-                        for name, value in measured[peer].items():
-                            result.add(f"{per_s:,}/s x {listeners}, {peer}", name, value)
+                    _compare(bench, result, kinds, (per_s, together), listeners)
+    for _ in bench.runs():
+        _compare_costs(bench, result, {**kinds, SendText.name: SendText})
+
+
+def _compare(
+    bench: Bench,
+    result: Result,
+    kinds: dict[str, PeerKind],
+    pace: tuple[int, int],
+    listeners: int,
+) -> None:
+    measured = {}
+    for name in bench.shuffled(*kinds):
+        case = f"{pace[0]:,}/s x {listeners}, {name}"
+        try:
+            measured[name] = _measure(bench, kinds[name], *pace, listeners)
+        except (Violation, ProgramFailed, NotReady, OSError) as error:
+            if name == Tidegate.name:
+                raise
+            result.notes.append(f"{case}: {error}")
+            measured[name] = dict.fromkeys(FIGURES, math.nan)
+    for name in kinds:
+        for figure, value in measured[name].items():
+            result.add(f"{pace[0]:,}/s x {listeners}, {name}", figure, value)
 
 
 def _measure(
-    bench: Bench, name: str, per_s: int, together: int, listeners: int
+    bench: Bench, kind: PeerKind, per_s: int, together: int, listeners: int
 ) -> dict[str, float]:
     # A fresh one each time: what one pace leaves behind is not the next's.
     with ExitStack() as stack:
-        peer: Peer = PEERS[name](bench, stack)
+        peer: Peer = kind(bench, stack)
         peer.load.open(listeners)
+        warm = keep_pace(per_s, WARM_S, together, peer.send)
+        _settled(peer.load, warm.messages * listeners)
         peer.load.mark()
         before_s = cpu_s(peer.pid)
         pace = keep_pace(per_s, bench.duration_s(DURATION_S), together, peer.send)
         expected = pace.messages * listeners
         report = _settled(peer.load, expected)
         used_s = cpu_s(peer.pid) - before_s
-    return {
-        "p50, ms": report.every_latency.percentile_ms(50),
-        "p99, ms": report.every_latency.percentile_ms(99),
-        "lost, %": 100 * (1 - report["deliveries"] / expected),
-        "sent/s": pace.per_s,
-        "CPU, %": 100 * used_s / max(report.span_s, pace.elapsed_s),
-    }
+    return dict(
+        zip(
+            FIGURES,
+            (
+                report.every_latency.percentile_ms(50),
+                report.every_latency.percentile_ms(99),
+                100 * (1 - report["deliveries"] / expected),
+                pace.per_s,
+                100 * used_s / max(report.span_s, pace.elapsed_s),
+            ),
+            strict=True,
+        )
+    )
 
 
 def _settled(load: Load, expected: int) -> Report:
@@ -147,7 +131,7 @@ def _settled(load: Load, expected: int) -> Report:
     seen, changed = -1, time.monotonic()
     deadline = changed + LONGEST_S
     while True:
-        report = load.report(holes_allowed=True)
+        report = load.report(allowed=LOSSES)
         now = time.monotonic()
         if report["deliveries"] != seen:
             seen, changed = report["deliveries"], now
@@ -156,14 +140,39 @@ def _settled(load: Load, expected: int) -> Report:
         time.sleep(LOOK_S)
 
 
-def _plain_load(application: Broadcaster, bench: Bench, stack: ExitStack) -> Load:
-    return stack.enter_context(Load(application.port, bench.cores.load, path="/", plain=True))
+class _PeerSubject:
+    """A peer, told to send as ``fanout`` tells its subjects."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.pid = peer.pid
+        self.load = peer.load
+        self._peer = peer
+
+    def tick(self, per_tick: int, size_bytes: int) -> None:
+        assert size_bytes == SIZE_BYTES
+        self._peer.send(per_tick)
 
 
-def _texts() -> Iterator[str]:
-    """Messages as the gateway writes them, each with the next offset."""
-    offset = 0
-    while True:
-        offset += 1
-        data = payload(SIZE_BYTES, time.monotonic_ns()).decode()
-        yield f'{{"push":{{"channel":"{ROOM}","pub":{{"data":{data},"offset":{offset}}}}}}}'
+def _compare_costs(bench: Bench, result: Result, kinds: dict[str, PeerKind]) -> None:
+    clients = bench.crowd(MANY)
+    ticks = max(5, bench.work(MANY_DELIVERIES) // clients)
+    case = f"one room of {clients:,}, {{}}"
+    costs_us: dict[str, float] = {}
+    for name in bench.shuffled("send()", *kinds):
+        try:
+            with ExitStack() as stack:
+                subject: Subject
+                if name == "send()":
+                    subject = FloorSubject(bench, clients, stack)
+                else:
+                    subject = _PeerSubject(kinds[name](bench, stack))
+                    subject.load.open(clients)
+                costs_us[name] = delivery_cost(subject, clients, ticks, 1, SIZE_BYTES).server_us
+        except (Violation, ProgramFailed, NotReady, OSError) as error:
+            if name in (Tidegate.name, "send()"):
+                raise
+            result.notes.append(f"{case.format(name)}: {error}")
+            costs_us[name] = math.nan
+    for name in ("send()", *kinds):
+        result.add(case.format(name), "CPU per delivery, µs", costs_us[name])
+        result.add(case.format(name), "x send()", costs_us[name] / costs_us["send()"])

@@ -45,7 +45,7 @@ class Wire:
 
     def __init__(self, stack: ExitStack) -> None:
         self._floor = stack.enter_context(Floor(ANYWHERE))
-        self.load = stack.enter_context(Load(self._floor.port, ANYWHERE, path="/", plain=True))
+        self.load = stack.enter_context(Load(self._floor.port, ANYWHERE, path="/", protocol="plain"))
         self._floor.accept(CLIENTS)
         self.load.open(CLIENTS)
         self._floor.accepted()
