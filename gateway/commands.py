@@ -108,8 +108,8 @@ class Subscribed(Struct, frozen=True):
     """The position from which ``publications`` and later pushes continue."""
     recovered: bool
     was_recovering: bool
-    publications: tuple[bytes, ...] = ()
-    """Encoded publications, in the form that the protocol's ``publication`` makes."""
+    publications: bytes = b""
+    """Encoded publications, in the form that the protocol's ``page`` makes; empty if none."""
 
 
 class Unsubscribed(Struct, frozen=True):
@@ -124,7 +124,7 @@ class HistoryRead(Struct, frozen=True):
     epoch: str
     offset: int
     """Head of the room."""
-    publications: tuple[bytes, ...] = ()
+    publications: bytes = b""
 
 
 class Refreshed(Struct, frozen=True):

@@ -24,7 +24,7 @@ from gateway.history import History, Lost, Unavailable
 from gateway.hub import Hub
 from gateway.namespaces import Identity, Namespaces
 from gateway.protocols.base import ClientProtocol, ProtocolViolation
-from gateway.room import Sink, Subscription, encode
+from gateway.room import Sink, Subscription, pushes
 from gateway.session import (
     Action,
     Answer,
@@ -341,7 +341,7 @@ class Connection:
             return  # left, or the epoch changed, in the meantime
         if page and self._socket.full:
             # Many rooms are joined and nothing is read: all pages together know no bound.
-            subscription.offset, page = offset, ()
+            subscription.offset, page = offset, b""
         self._do(
             self.session.subscribed(
                 action.id, action.room, services.consumer.epoch, offset, page, recovered
@@ -356,18 +356,19 @@ class Connection:
 
     async def _position(
         self, subscription: Subscription, since: Since | None
-    ) -> tuple[int, tuple[bytes, ...], bool | None]:
+    ) -> tuple[int, bytes, bool | None]:
         """Set the subscription to where it starts: the offset from which the reply continues, the
         reply's publications, and whether a resume succeeded (None: none was asked for)."""
         room = subscription.room
         if since is not None and self._is_of_this_history(since):
             found = await self._services.history.read(room, since.offset)
             if not isinstance(found, Lost):
-                page = tuple(map(self.protocol.publication, found.messages))
-                subscription.offset = since.offset + len(page)
+                messages = found.messages
+                subscription.offset = since.offset + len(messages)
+                page = room.memory.joined(self.protocol, messages) if messages else b""
                 return since.offset, page, True
         subscription.offset = await self._services.history.head(room)
-        return subscription.offset, (), None if since is None else False
+        return subscription.offset, b"", None if since is None else False
 
     def _is_of_this_history(self, since: Since) -> bool:
         # Without an epoch only the beginning is a position: it is the same in every history.
@@ -433,7 +434,8 @@ class Connection:
                 continue
             if found.messages:
                 subscription.offset = found.messages[-1].offset
-                self._socket.write(encode(self.protocol, name, list(found.messages)))
+                publications = room.memory.publications(self.protocol, found.messages)
+                self._socket.write(pushes(self.protocol, name, publications))
             if not self._go_live(subscription):
                 self._behind[subscription] = None
                 await asyncio.sleep(0)
@@ -475,5 +477,5 @@ class Connection:
             self._do(self.session.failed(action.id, codes.UNRECOVERABLE_POSITION))
             return
         epoch, head, messages = found
-        page = tuple(map(self.protocol.publication, messages))
+        page = self.protocol.page(map(self.protocol.publication, messages))
         self._do(self.session.history_read(action.id, epoch, head, page))

@@ -1,12 +1,14 @@
 """What a room's past is, from the nearest place that knows it for certain.
 
-Three tiers: the room's ring in this process, its replay stream in Redis, the log in Postgres. Every
-answer of a store carries its epoch and the seq it is true for. The worker has delivered its shard
-up to a position; an answer that is true for an earlier seq may lack messages that the worker will
-not see again, so it cannot say where a room's head is. Only the log may say that something is lost.
+Three tiers: the room's memory in this process, its replay stream in Redis, the log in Postgres.
+Every answer of a store carries its epoch and the seq it is true for. The worker has delivered its
+shard up to a position; an answer that is true for an earlier seq may lack messages that the worker
+will not see again, so it cannot say where a room's head is. Only the log may say that something is
+lost.
 
 Equal reads that are under way are shared; one that began before the reader attached may be too old
-for it, which its seq shows, and the reader then reads anew.
+for it, which its seq shows, and the reader then reads anew. What a read brought the room remembers,
+so that of all those who return to it the first reads and the others are served from memory.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway.commands import Since
 from gateway.hub import Hub
-from gateway.room import Key, Room
+from gateway.room import Glance, Key, Room
 from outbox.errors import OutboxError
 from outbox.log import NO_OFFSET, Log, LogPage
 from outbox.message import Message
@@ -97,9 +99,9 @@ class History:
         Raises:
             Unavailable: no store could answer in time.
         """
-        known = room.after(after)
+        known = room.page(after, self._limits.messages, self._limits.message_bytes)
         if known is not None:
-            return Page(self._first(known))
+            return Page(known)
         return await self._read(room, after, self._limits.messages)
 
     async def past(
@@ -133,26 +135,16 @@ class History:
         messages = page.messages[::-1] if reverse else page.messages
         return page.epoch, page.head, tuple(messages)
 
-    def _first(self, messages: list[Message]) -> tuple[Message, ...]:
-        page: list[Message] = []
-        room_bytes = self._limits.message_bytes
-        for message in messages[: self._limits.messages]:
-            room_bytes -= len(message.payload)
-            if page and room_bytes < 0:
-                break
-            page.append(message)
-        return tuple(page)
-
     async def _read(self, room: Room, after: int, limit: int) -> Page | Lost:
         epoch = self._epoch()
         floor = self._hub.positions.get(room.shard)
         if floor is None:
             raise Unavailable("the shard is not being read")
-        generation, top = room.generation, room.top
+        glance, top = room.glance(), room.top
         tenant, name = room.key
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                found = await self._from_stream(room, epoch, floor, generation, top, after, limit)
+                found = await self._from_stream(room, epoch, floor, glance, top, after, limit)
                 if found is not None:
                     return found
 
@@ -174,10 +166,11 @@ class History:
             raise Unavailable("the log has another history than the streams")
         if self._epoch() != epoch:
             raise Unavailable("the epoch changed during the read")
-        room.anchor(page.head, generation)
+        room.anchor(page.head, glance.generation)
         if limit == 0 or after == page.head:
             return Page(())
         if page.messages and page.messages[0].offset == after + 1:
+            room.take(page.messages, glance)
             return Page(page.messages)
         return Lost(page.head)
 
@@ -186,7 +179,7 @@ class History:
         room: Room,
         epoch: str,
         floor: int,
-        generation: int,
+        glance: Glance,
         top: int | None,
         after: int,
         limit: int,
@@ -208,10 +201,11 @@ class History:
         if top is not None and replay.top < top:
             return None  # shorter than what this worker had delivered: a part of it was lost
         if limit == 0 or after == replay.top:
-            room.anchor(replay.top, generation)
+            room.anchor(replay.top, glance.generation)
             return Page(())
         if replay.messages and replay.messages[0].offset == after + 1:
-            room.anchor(replay.top, generation)
+            room.anchor(replay.top, glance.generation)
+            room.take(replay.messages, glance)
             return Page(replay.messages)
         return None
 

@@ -6,17 +6,37 @@ for each client protocol and the same bytes are written to every live subscripti
 
 from collections.abc import Iterator
 
+from gateway.memory import Budget
 from gateway.room import Key, Room
 from outbox.message import Message
 from outbox.sharding import shard_of
 
+MEMORY_BYTES = 268_435_456
+
 
 class Hub:
-    """``shards`` and ``spread`` are those of the database (``tidegate.meta``)."""
+    """``shards`` and ``spread`` are those of the database (``tidegate.meta``). ``ring_messages``
+    and ``ring_bytes`` bound what each room keeps of its newest messages, ``memory_bytes`` what all
+    rooms keep together."""
 
-    __slots__ = ("_ring_bytes", "_ring_messages", "_shards", "_spread", "positions", "rooms")
+    __slots__ = (
+        "_ring_bytes",
+        "_ring_messages",
+        "_shards",
+        "_spread",
+        "budget",
+        "positions",
+        "rooms",
+    )
 
-    def __init__(self, shards: int, spread: int, ring_messages: int, ring_bytes: int) -> None:
+    def __init__(
+        self,
+        shards: int,
+        spread: int,
+        ring_messages: int,
+        ring_bytes: int,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
         self.rooms: dict[Key, Room] = {}
         self.positions: dict[int, int] = {}
         """Shard → seq up to which messages were taken for delivery; only shards that are read."""
@@ -24,6 +44,7 @@ class Hub:
         self._spread = spread
         self._ring_messages = ring_messages
         self._ring_bytes = ring_bytes
+        self.budget = Budget(memory_bytes)
 
     def shard(self, key: Key) -> int:
         """The shard that carries the room."""
@@ -34,7 +55,7 @@ class Hub:
         room = self.rooms.get(key)
         if room is None:
             room = self.rooms[key] = Room(
-                key, self.shard(key), self._ring_messages, self._ring_bytes
+                key, self.shard(key), self._ring_messages, self._ring_bytes, self.budget
             )
         room.empty_since = None
         return room
@@ -79,19 +100,25 @@ class Hub:
         told to subscribe again."""
         rooms = list(self.rooms.values())
         self.rooms.clear()
+        # Reads of these rooms may be under way: what they bring is of no interest.
+        self.budget = Budget(self.budget.max_bytes)
         self.positions.clear()
         return rooms
 
     def sweep(self, now: float, linger_s: float) -> set[int]:
-        """Drop rooms that have been empty for ``linger_s``; returns shards nobody needs any more.
+        """Drop rooms that have been empty for ``linger_s``, and what rooms keep for those who
+        return if nobody did since the last sweep; returns shards nobody needs any more.
 
         Rooms linger since those who lose a connection come back within seconds.
         """
         for key, room in list(self.rooms.items()):
+            room.memory.age()
             if room.occupied:
                 room.empty_since = None
             elif room.empty_since is None:
                 room.empty_since = now
             elif now - room.empty_since >= linger_s:
                 del self.rooms[key]
+                # A read may be under way for someone who has left.
+                room.memory.close()
         return set(self.positions) - {room.shard for room in self.rooms.values()}

@@ -3,7 +3,7 @@
 Pure: no I/O and no clock. The invariants that delivery rests on:
 
 * ``top`` is the offset up to which this worker knows the room, or None if it does not know yet.
-* ``ring`` holds the newest messages up to ``top`` without a hole (it may be empty).
+* ``memory.ring`` holds the newest messages up to ``top`` without a hole (it may be empty).
 * A *live* subscription has been given everything up to ``top`` (while a large room is written to in
   slices, those still in ``_pending`` stand at ``_pending_from``). Its own ``offset`` is stale.
 * A subscription that is not live has been given everything up to its ``offset`` and gets the rest
@@ -11,9 +11,11 @@ Pure: no I/O and no clock. The invariants that delivery rests on:
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from gateway.memory import Budget, Memory, Messages
 from gateway.protocols.base import ClientProtocol
 from outbox.message import Message
 from outbox.tombstone import redacted_offset
@@ -71,39 +73,54 @@ class Subscription:
         self.live = False
 
 
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """How often a room was told that what it knew is void, at the time when a read began."""
+
+    generation: int
+    redactions: int
+
+
 class Room:
-    """One room's state. ``ring_messages`` and ``ring_bytes`` bound what the ring keeps."""
+    """One room's state. ``ring_messages`` and ``ring_bytes`` bound its ring, ``budget`` the memory
+    of all rooms together."""
 
     __slots__ = (
         "_pending",
         "_pending_from",
-        "_ring_bytes",
-        "_ring_bytes_max",
+        "_redactions",
         "_waiting",
         "empty_since",
         "generation",
         "key",
         "live",
+        "memory",
         "others",
-        "ring",
         "shard",
         "top",
     )
 
-    def __init__(self, key: Key, shard: int, ring_messages: int, ring_bytes: int) -> None:
+    def __init__(
+        self,
+        key: Key,
+        shard: int,
+        ring_messages: int,
+        ring_bytes: int,
+        budget: Budget,
+    ) -> None:
         self.key = key
         self.shard = shard
         self.top: int | None = None
-        self.ring: deque[Message] = deque(maxlen=ring_messages)
+        self.memory = Memory(ring_messages, ring_bytes, budget)
         self.live: dict[ClientProtocol, dict[Subscription, None]] = {}
         self.others: set[Subscription] = set()
         """Subscriptions that are being caught up."""
         self.empty_since: float | None = None
         self.generation = 0
         """Counts how often the room was forgotten."""
+        self._redactions = 0
+        """Counts the notices of redactions."""
         self._waiting: set[Subscription] = set()
-        self._ring_bytes = 0
-        self._ring_bytes_max = ring_bytes
         self._pending: dict[Subscription, bytes] = {}
         self._pending_from = 0
 
@@ -173,23 +190,30 @@ class Room:
                 self.fall_behind(subscription)
         self.generation += 1
         self.top = None
-        self.ring.clear()
-        self._ring_bytes = 0
+        self.memory.clear()
         self._waiting.clear()
         for subscription in list(self.others):
             subscription.owner.wake(subscription)
 
-    def after(self, offset: int) -> list[Message] | None:
-        """The messages after ``offset``, oldest first, if the ring holds all of them."""
-        if self.top is None or offset > self.top:
-            return None
-        missing = self.top - offset
-        if missing == 0:
-            return []
-        if missing > len(self.ring):
-            return None
-        held = len(self.ring)
-        return [self.ring[i] for i in range(held - missing, held)]
+    # Replay
+
+    def page(self, offset: int, limit: int, limit_bytes: int) -> Messages | None:
+        """The messages after ``offset`` from memory, see ``Memory.page``."""
+        return self.memory.page(offset, self.top, limit, limit_bytes)
+
+    def glance(self) -> Glance:
+        """To be taken before a read of a store begins, for ``take``."""
+        return Glance(self.generation, self._redactions)
+
+    def take(self, messages: Messages, glance: Glance) -> None:
+        """Remember a page of a store, which was read since ``glance``: dense, and true for a seq
+        that is not before what this worker had taken for delivery then.
+
+        Does nothing if the room was forgotten meanwhile or a redaction became known: the page may
+        hold the content, and the notice, which drops it from memory, does not come again.
+        """
+        if self.top is not None and glance == self.glance():
+            self.memory.take(messages, self.top)
 
     # Delivery
 
@@ -211,7 +235,9 @@ class Room:
     def _deliver(self, messages: list[Message]) -> Iterator[None]:
         if self.top is not None:
             if messages[0].offset <= self.top:
-                # Read again after a reconnect, or already known from a store.
+                # Read again after a reconnect, or already known from a store. What that told of
+                # older messages may have been older than the notice.
+                self._redact([m for m in messages if m.offset <= self.top])
                 messages = [m for m in messages if m.offset > self.top]
                 if not messages:
                     return
@@ -219,7 +245,8 @@ class Room:
                 self.forget()
         before = messages[0].offset - 1
         self.top = messages[-1].offset
-        self._keep(messages)
+        self.memory.append(messages)
+        self._redact(messages)
         if self._waiting:
             self._wake_waiting()
         batches = [
@@ -269,27 +296,12 @@ class Room:
                 subscription.owner.wake(subscription)
             self._pending = {}
 
-    def _keep(self, messages: list[Message]) -> None:
-        ring = self.ring
+    def _redact(self, messages: list[Message]) -> None:
+        """Notices of redactions among them: what they speak of is for the stores to tell."""
         for message in messages:
-            if len(ring) == ring.maxlen and ring:
-                self._ring_bytes -= len(ring[0].payload)
-            ring.append(message)
-            self._ring_bytes += len(message.payload)
-            if message.tags:
-                self._redact(message)
-        while self._ring_bytes > self._ring_bytes_max and ring:
-            self._ring_bytes -= len(ring.popleft().payload)
-
-    def _redact(self, message: Message) -> None:
-        """A notice of a redaction: what it speaks of, and all before it, is for the stores to tell.
-
-        The ring holds no hole, so it begins anew behind the tombstone.
-        """
-        offset = redacted_offset(message)
-        if offset is not None:
-            while self.ring and self.ring[0].offset <= min(offset, message.offset - 1):
-                self._ring_bytes -= len(self.ring.popleft().payload)
+            if message.tags and (offset := redacted_offset(message)) is not None:
+                self._redactions += 1
+                self.memory.drop_until(min(offset, message.offset - 1))
 
     def _wake_waiting(self) -> None:
         assert self.top is not None
@@ -313,11 +325,16 @@ def _portions(messages: list[Message]) -> deque[list[Message]]:
 
 def encode(protocol: ClientProtocol, channel: str, messages: list[Message]) -> bytes:
     """Finished WebSocket frames of the messages as pushes, joined for one write."""
+    return pushes(protocol, channel, map(protocol.publication, messages))
+
+
+def pushes(protocol: ClientProtocol, channel: str, publications: Iterable[bytes]) -> bytes:
+    """The same of encoded publications."""
     frames: list[bytes] = []
     parts: list[bytes] = []
     size = 0
-    for message in messages:
-        part = protocol.deliver(channel, protocol.publication(message))
+    for publication in publications:
+        part = protocol.deliver(channel, publication)
         if parts and size + len(part) > FRAME_MAX_BYTES:
             frames.append(protocol.frame(parts))
             parts, size = [], 0

@@ -309,7 +309,7 @@ class Session:
         room: str,
         epoch: str,
         offset: int,
-        page: tuple[bytes, ...],
+        page: bytes,
         recovered: bool | None,
     ) -> list[Action]:
         """The subscription stands at ``offset`` with ``page`` to follow. ``recovered``: None if no
@@ -327,7 +327,7 @@ class Session:
         """The message of command ``id`` is committed."""
         return self._finish(id, c.Published())
 
-    def history_read(self, id: int, epoch: str, head: int, page: tuple[bytes, ...]) -> list[Action]:
+    def history_read(self, id: int, epoch: str, head: int, page: bytes) -> list[Action]:
         """The history that command ``id`` asked for."""
         return self._finish(id, c.HistoryRead(epoch, head, page))
 

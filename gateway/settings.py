@@ -167,10 +167,18 @@ class Settings(BaseModel):
 
     # Replay
     room_ring_messages: int = Field(
-        256, ge=0, description="Newest messages of each room in use that a worker keeps in memory."
+        512, ge=0, description="Newest messages of each room in use that a worker keeps in memory."
     )
     room_ring_bytes: int = Field(
-        262_144, ge=0, description="Most bytes that a worker keeps of each room in use."
+        262_144, ge=0, description="Most bytes of payload that these messages of a room may have."
+    )
+    replay_memory_bytes: int = Field(
+        268_435_456,
+        ge=0,
+        description="Most bytes that a worker keeps of all rooms together for those who return: "
+        "newest messages (each with 512 bytes beside its payload), pages that were just read, and "
+        "what was encoded of them. Beyond it the rooms that were idle for longest lose theirs, and "
+        "who returns to them is served from Redis.",
     )
     room_linger_s: float = Field(
         30,

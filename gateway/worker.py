@@ -83,7 +83,13 @@ class Worker:
         # What no waiting mends is told at once, whatever else is missing.
         (log_pool, publish_pool, found), _ = await asyncio.gather(opening, reaching)
 
-        hub = Hub(found.shards, found.spread, settings.room_ring_messages, settings.room_ring_bytes)
+        hub = Hub(
+            found.shards,
+            found.spread,
+            settings.room_ring_messages,
+            settings.room_ring_bytes,
+            settings.replay_memory_bytes,
+        )
         message_log = Log(log_pool)
         self.consumer = Consumer(hub, self._streams, message_log, self.id, self._restart)
         await self.waiting.until("Postgres", self.consumer.start)

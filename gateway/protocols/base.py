@@ -32,7 +32,11 @@ class ClientProtocol(Protocol):
         ...
 
     def publication(self, message: Message) -> bytes:
-        """A message without its channel: part of replies and of ``deliver``."""
+        """A message without its channel: part of ``page`` and of ``deliver``."""
+        ...
+
+    def page(self, publications: Iterable[bytes]) -> bytes:
+        """Publications, in order, as replies carry them."""
         ...
 
     def deliver(self, channel: str, publication: bytes) -> bytes:

@@ -147,6 +147,9 @@ class CentrifugeJSON:
         tags = {**message.tags, "txid": message.txid} if message.tags else {"txid": message.txid}
         return b'{"data":%b,"offset":%d,"tags":%b}' % (data, message.offset, _text(tags))
 
+    def page(self, publications: Iterable[bytes]) -> bytes:
+        return b",".join(publications)
+
     def deliver(self, channel: str, publication: bytes) -> bytes:
         return b'{"push":{"channel":%b,"pub":%b}}' % (_text(channel), publication)
 
@@ -175,8 +178,8 @@ def _expiry(ttl_s: int | None) -> dict[str, object]:
     return {} if ttl_s is None else {"expires": True, "ttl": ttl_s}
 
 
-def _with_publications(fields: dict[str, object], publications: tuple[bytes, ...]) -> bytes:
+def _with_publications(fields: dict[str, object], publications: bytes) -> bytes:
     head = _text(fields)
     if not publications:
         return head
-    return b'%b,"publications":[%b]}' % (head[:-1], b",".join(publications))
+    return b'%b,"publications":[%b]}' % (head[:-1], publications)

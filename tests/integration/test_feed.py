@@ -140,7 +140,7 @@ async def working(dsn: str, redis_url: str) -> AsyncIterator[Worker]:
 
 def given(room: Room) -> list[int]:
     """The offsets that the room was given, which must be dense and in order."""
-    found = offsets(list(room.ring))
+    found = offsets(list(room.memory.ring))
     assert found == list(range(1, len(found) + 1))
     assert room.generation == 0, "the room was forgotten"
     return found
@@ -317,7 +317,7 @@ async def test_an_epoch_that_ends_while_a_hole_is_filled(worker: Worker) -> None
     worker.link.heal()
     await until(lambda: worker.epochs == [epoch], "the new epoch is noticed")
     assert given(first) == [1, 2, 3, 4, 5]
-    assert b"another" not in b"".join(message.payload for message in first.ring)
+    assert b"another" not in b"".join(message.payload for message in first.memory.ring)
     assert old.held == (0, 0)
     assert worker.feed is not old
     # And on with the new one.
@@ -326,7 +326,7 @@ async def test_an_epoch_that_ends_while_a_hole_is_filled(worker: Worker) -> None
     assert again is not first
     again.top = 12
     await worker.publish(FIRST, 5, without={1})
-    await until(lambda: offsets(list(again.ring)) == list(range(13, 18)), "the new history")
+    await until(lambda: offsets(list(again.memory.ring)) == list(range(13, 18)), "the new history")
 
 
 async def test_a_log_that_ends_before_the_hole_does(worker: Worker) -> None:
@@ -334,7 +334,7 @@ async def test_a_log_that_ends_before_the_hole_does(worker: Worker) -> None:
     first = await worker.open(FIRST)
     await worker.publish(FIRST, 6, without={3})
     await complete(first, 6)
-    messages = list(first.ring)
+    messages = list(first.memory.ring)
     bus = keys.bus(worker.probe.epoch, first.shard)
     fields: Any = {"b": "another", "m": encode(messages[-1])}
     await worker.client.xadd(bus, fields, "9-0")
@@ -353,7 +353,7 @@ async def test_what_the_log_no_longer_has_is_told(worker: Worker) -> None:
     await worker.bus(await worker.probe.log.span(first.shard, 2, 3, 10))
     await until(lambda: worker.hub.positions[first.shard] == 3, "the shard goes on")
     assert first.generation == 1
-    assert offsets(list(first.ring)) == [3]
+    assert offsets(list(first.memory.ring)) == [3]
 
 
 async def test_an_end_while_a_hole_is_filled(worker: Worker) -> None:
@@ -388,9 +388,9 @@ async def test_a_shard_that_nobody_wants_any_more_and_then_somebody_does(worker:
     again.top = feed.HELD_MESSAGES * 2
     for number in range(1, 4):
         await worker.publish(FIRST, 1)
-        await until(lambda n=number: len(again.ring) == n, "it goes on at once", SOON_S)
+        await until(lambda n=number: len(again.memory.ring) == n, "it goes on at once", SOON_S)
     worker.link.heal()
     await worker.publish(FIRST, 2)
-    await until(lambda: len(again.ring) == 5, "it goes on")
-    assert all(b == a + 1 for a, b in pairwise(offsets(list(again.ring))))
-    assert first.ring == again.ring.__class__()
+    await until(lambda: len(again.memory.ring) == 5, "it goes on")
+    assert all(b == a + 1 for a, b in pairwise(offsets(list(again.memory.ring))))
+    assert first.memory.ring == again.memory.ring.__class__()

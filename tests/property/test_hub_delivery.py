@@ -20,8 +20,10 @@ from gateway.connection import Connection, Services
 from gateway.deadlines import Deadlines
 from gateway.history import History, PageLimits
 from gateway.hub import Hub
+from gateway.memory import ENCODED_BYTES, MESSAGE_BYTES, Memory
 from gateway.namespaces import Identity, Namespaces
 from gateway.protocols.centrifuge_json import CentrifugeJSON
+from gateway.room import Room
 from gateway.session import Limits
 from tests.property.world import TENANT, Client, Socket, Stores, Truth
 
@@ -67,6 +69,33 @@ def small_slices() -> Iterator[None]:
         yield
     finally:
         gateway.room.SLICE, gateway.connection.RETRY_S = before
+
+
+def remembered(room: Room) -> bytes:
+    """Everything that the room holds of messages, in one piece."""
+    memory = room.memory
+    held = [message.payload for message in memory.ring]
+    if (replay := memory._replay) is not None:
+        held += [m.payload for page in replay.pages.values() for m in page.messages]
+        held += [m.payload for m in replay.recent]
+        held += [part for made in replay.encoded.values() for part in made.values()]
+        held += [p for page in replay.pages.values() for ps in page.encoded.values() for p in ps]
+        held += [joined for _, joined in replay.joined.values()]
+    return b"\n".join(held)
+
+
+def charge(memory: Memory) -> int:
+    """What the budget must know of it."""
+    messages, encoded = list(memory.ring), []
+    size_bytes = 0
+    if (replay := memory._replay) is not None:
+        encoded += [part for made in replay.encoded.values() for part in made.values()]
+        for page in replay.pages.values():
+            messages += page.messages
+            encoded += [part for parts in page.encoded.values() for part in parts]
+        size_bytes += sum(len(joined) for _, joined in replay.joined.values())
+    size_bytes += sum(len(message.payload) + MESSAGE_BYTES for message in messages)
+    return size_bytes + sum(len(part) + ENCODED_BYTES for part in encoded)
 
 
 class Delivery(RuleBasedStateMachine):
@@ -131,9 +160,22 @@ class Delivery(RuleBasedStateMachine):
 
         self.loop.run_until_complete(send())
 
-    @initialize(joined=st.booleans())
-    def begin(self, joined: bool) -> None:
+    @initialize(
+        joined=st.booleans(),
+        ring_messages=st.sampled_from((0, 3, 3, 20)),
+        ring_bytes=st.sampled_from((60, 10_000)),
+        memory_bytes=st.sampled_from((2_000, 12_000, 1_000_000)),
+    )
+    def begin(
+        self,
+        joined: bool,
+        ring_messages: int = 3,
+        ring_bytes: int = 10_000,
+        memory_bytes: int = 1_000_000,
+    ) -> None:
         """In half of the cases with everybody live."""
+        self.hub._ring_messages, self.hub._ring_bytes = ring_messages, ring_bytes
+        self.hub.budget.max_bytes = memory_bytes
         if joined:
             for number in range(CLIENTS):
                 self.subscribe(number, "a", "new", turn=True)
@@ -148,6 +190,13 @@ class Delivery(RuleBasedStateMachine):
     def commit(self, rooms: list[str]) -> None:
         for room in rooms:
             self.truth.commit(room)
+
+    @rule(room=st.sampled_from(ROOMS), back=st.integers(0, 6))
+    def redact(self, room: str, back: int) -> None:
+        """One of the newest messages, which may be anywhere on its way."""
+        offset = self.truth.head(room) - back
+        if offset >= self.truth.first(room):
+            self.truth.redact(room, offset)
 
     @rule(count=st.integers(1, 20))
     def append(self, count: int) -> None:
@@ -164,7 +213,7 @@ class Delivery(RuleBasedStateMachine):
             self.async_do(lambda: self.hub.lose(0, self.truth.dropped))
             return
         first = max(self.truth.dropped, position - again)
-        messages = self.truth.log[first : min(position + count, self.truth.appended)]
+        messages = self.truth.bus(first, min(position + count, self.truth.appended))
         if messages and messages[-1].seq > position:
             self.delivery = self.hub.deliver(0, messages)
             self.go_on()
@@ -298,6 +347,28 @@ class Delivery(RuleBasedStateMachine):
     # What always holds
 
     @invariant()
+    def what_was_redacted_is_not_remembered(self) -> None:
+        """From the moment in which the worker has delivered the notice."""
+        position = self.hub.positions.get(0)
+        if position is None or self.delivery is not None:
+            return
+        for (epoch, _), redaction in self.truth.redactions.items():
+            content = redaction.content
+            room = self.hub.rooms.get((TENANT, content.room))
+            if epoch == self.consumer.epoch and redaction.notice <= position and room is not None:
+                assert content.payload not in remembered(room), (content, room.memory)
+
+    @invariant()
+    def what_is_remembered_is_bounded(self) -> None:
+        memories = [room.memory for room in self.hub.rooms.values()]
+        budget = self.hub.budget
+        assert budget.used_bytes == sum(memory.charged_bytes for memory in memories)
+        assert budget.used_bytes <= budget.max_bytes
+        for memory in memories:
+            assert memory.charged_bytes == charge(memory)
+            assert sum(len(m.payload) for m in memory.ring) <= memory._ring_max_bytes
+
+    @invariant()
     def memory_is_bounded(self) -> None:
         for socket in self.sockets:
             assert socket.most_bytes <= MOST_BYTES, socket.most_bytes
@@ -308,9 +379,9 @@ class Delivery(RuleBasedStateMachine):
             for of_protocol in room.live.values():
                 assert not of_protocol or room.top is not None
                 assert all(s.live and s not in room.others for s in of_protocol)
-            for index, message in enumerate(room.ring):
+            for index, message in enumerate(room.memory.ring):
                 assert room.top is not None
-                assert message.offset == room.top - len(room.ring) + 1 + index
+                assert message.offset == room.top - len(room.memory.ring) + 1 + index
 
     def teardown(self) -> None:
         try:

@@ -234,9 +234,7 @@ class Driver(RuleBasedStateMachine):
         join = self.joins.pop(which % len(self.joins))
         waits = self.session.is_joining(join.id, join.room)
         if good:
-            self.perform(
-                self.session.subscribed(join.id, join.room, "epoch", 3, (b"{}",), recovered)
-            )
+            self.perform(self.session.subscribed(join.id, join.room, "epoch", 3, b"{}", recovered))
             assert (join.room in self.session.rooms) or not waits or not self.open
         else:
             self.perform(self.session.failed(join.id, codes.INTERNAL))
@@ -250,7 +248,7 @@ class Driver(RuleBasedStateMachine):
         elif isinstance(request, Insert):
             self.perform(self.session.published(request.id))
         else:
-            self.perform(self.session.history_read(request.id, "epoch", 9, ()))
+            self.perform(self.session.history_read(request.id, "epoch", 9, b""))
 
     # The server
 

@@ -19,6 +19,7 @@ from outbox.errors import PostgresUnavailable
 from outbox.log import LogPage
 from outbox.message import Message
 from outbox.streams import Replay
+from outbox.tombstone import NOTICE_TAG, TOMBSTONE_TAGS, redacted_offset
 
 TENANT = "default"
 STREAM_LENGTH = 3
@@ -34,6 +35,8 @@ class Truth:
         """Seq up to which the relay has appended."""
         self.dropped = 0
         """Seq up to which retention has dropped."""
+        self.redactions: dict[tuple[str, int], Redaction] = {}
+        """By epoch and seq of the message that was redacted."""
         self._epochs = 0
 
     @property
@@ -49,6 +52,28 @@ class Truth:
         payload = json.dumps({"is": f"{self.epoch}/{room}/{offset}"}).encode()
         self.log.append(Message(0, seq, TENANT, room, offset, "b", "7", None, payload, False, 0))
 
+    def redact(self, room: str, offset: int) -> None:
+        """A tombstone in the log, and a notice in its room."""
+        index = next(i for i, m in enumerate(self.log) if (m.room, m.offset) == (room, offset))
+        message = self.log[index]
+        if (self.epoch, message.seq) in self.redactions or redacted_offset(message) is not None:
+            return
+        self.log[index] = message._replace(payload=b"null", tags=TOMBSTONE_TAGS)
+        self.commit(room)
+        notice = self.log[-1]
+        self.log[-1] = notice._replace(payload=b"null", tags={NOTICE_TAG: str(offset)})
+        self.redactions[self.epoch, message.seq] = Redaction(message, notice.seq)
+
+    def as_of(self, message: Message, seq: int, epoch: str | None = None) -> Message:
+        """The message in Redis while the bus stands at ``seq``: until the notice is there, the
+        content is."""
+        redaction = self.redactions.get((epoch or self.epoch, message.seq))
+        return redaction.content if redaction is not None and seq < redaction.notice else message
+
+    def bus(self, first: int, last: int) -> list[Message]:
+        """What a worker reads with seqs ``first`` + 1 … ``last``."""
+        return [self.as_of(message, self.appended) for message in self.log[first:last]]
+
     def head(self, room: str, seq: int | None = None, epoch: str | None = None) -> int:
         """The room's head as of a seq (None: now)."""
         log = self.logs[epoch or self.epoch]
@@ -61,9 +86,12 @@ class Truth:
     def new_epoch(self, kept: int) -> None:
         """Postgres lost all commits after ``kept``."""
         self._epochs += 1
-        old = self.log
+        old, before = self.log, self.epoch
         self.epoch = f"e{self._epochs}"
-        self.logs[self.epoch] = old[:kept]
+        self.logs[self.epoch] = [self.as_of(m, kept, before) for m in old[:kept]]
+        for (epoch, seq), redaction in list(self.redactions.items()):
+            if epoch == before and redaction.notice <= kept:
+                self.redactions[self.epoch, seq] = redaction
         self.appended = kept
         self.dropped = min(self.dropped, kept)
 
@@ -79,7 +107,10 @@ class Truth:
     def replay(self, epoch: str, room: str, after: int, limit: int, seq: int) -> Replay | None:
         """The room's stream as it stood when the bus was at ``seq``."""
         top = self.head(room, seq, epoch)
-        found = [m for m in self.logs[epoch][:seq] if m.room == room][-STREAM_LENGTH:]
+        found = [m for m in self.logs[epoch][:seq] if m.room == room]
+        # A notice ends the stream before it.
+        begun = max((m.offset for m in found if redacted_offset(m) is not None), default=1)
+        found = [self.as_of(m, seq, epoch) for m in found if m.offset >= begun][-STREAM_LENGTH:]
         if not found:
             return None
         if limit == 0 or after >= top:
@@ -87,6 +118,14 @@ class Truth:
         if after + 1 < found[0].offset:
             return None
         return Replay(epoch, seq, top, tuple(m for m in found if m.offset > after)[:limit])
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """What a message was, and the seq of the notice that it is no more."""
+
+    content: Message
+    notice: int
 
 
 @dataclass
@@ -327,14 +366,16 @@ class Client:
         if pub["offset"] != place.offset + 1:
             raise Broken(f"{place} was given offset {pub['offset']}")
         place.offset += 1
-        if pub["data"] != {"is": self._content(place)}:
+        if pub["data"] not in self._contents(place):
             raise Broken(f"{place} was given {pub['data']}")
 
-    def _content(self, place: Place) -> str:
+    def _contents(self, place: Place) -> list[Any]:
+        """What the message may be; of a redacted one, what it was and what it is."""
         log = self.truth.logs[place.epoch]
-        mine = [m for m in log if m.room == place.room]
-        content: str = json.loads(mine[place.offset - 1].payload)["is"]
-        return content
+        message = [m for m in log if m.room == place.room][place.offset - 1]
+        redaction = self.truth.redactions.get((place.epoch, message.seq))
+        before = () if redaction is None else (redaction.content,)
+        return [json.loads(m.payload) for m in (message, *before)]
 
     def _subscribed(self, asked: Asked, reply: dict[str, Any]) -> None:
         place = self.place(asked.room)

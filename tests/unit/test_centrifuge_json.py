@@ -159,7 +159,7 @@ def test_any_text_is_commands_or_a_violation(frame: str) -> None:
             {"subscribe": {"recoverable": True, "positioned": True, "epoch": "e", "offset": 5}},
         ),
         (
-            c.Subscribed("a", "e", 5, True, True, (b'{"offset":6}', b'{"offset":7}')),
+            c.Subscribed("a", "e", 5, True, True, b'{"offset":6},{"offset":7}'),
             {
                 "subscribe": {
                     "recoverable": True,
@@ -175,7 +175,7 @@ def test_any_text_is_commands_or_a_violation(frame: str) -> None:
         (c.Unsubscribed(), {"unsubscribe": {}}),
         (c.Published(), {"publish": {}}),
         (
-            c.HistoryRead("e", 9, (b"{}",)),
+            c.HistoryRead("e", 9, b"{}"),
             {"history": {"epoch": "e", "offset": 9, "publications": [{}]}},
         ),
         (

@@ -23,6 +23,8 @@ class Gateway:
         self.hub.positions[0] = 10
         self.epoch = "e0"
         self.suspected = False
+        self.asked = 0
+        """Reads that ``answered`` has seen."""
         self.room: Room = self.hub.open((TENANT, "a"))
         self.history = History(
             self.hub,
@@ -234,3 +236,93 @@ async def test_silent_stores_are_waited_for_only_so_long(gateway: Gateway) -> No
     for read in list(gateway.stores.reads):
         read.answer("late")
     await asyncio.sleep(0)
+
+
+async def answered(gateway: Gateway, reading: "asyncio.Future[Page | Lost]") -> Page | Lost:
+    """Answers truly whatever is asked, until the read has its page."""
+    while not reading.done():
+        for read in list(gateway.stores.reads):
+            gateway.asked += 1
+            read.answer("late")
+        await asyncio.sleep(0)
+    return await reading
+
+
+async def returned(gateway: Gateway, after: int) -> list[int]:
+    """Offsets that someone gets who was at ``after``."""
+    found: list[int] = []
+    while not found or found[-1] != gateway.truth.head("a"):
+        reading = asyncio.ensure_future(
+            gateway.history.read(gateway.room, found[-1] if found else after)
+        )
+        page = await answered(gateway, reading)
+        assert isinstance(page, Page)
+        found += [message.offset for message in page.messages]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("after", "reads"),
+    [
+        (8, 1),  # in the stream, as in the ring
+        (6, 2),  # the stream does not have it, so the log is asked
+        (5, 2),  # more than the ring may hold
+        (0, 4),  # two pages
+    ],
+)
+async def test_who_returns_one_after_the_other_makes_one_read(
+    gateway: Gateway, after: int, reads: int
+) -> None:
+    for _ in range(100):
+        assert await returned(gateway, after) == list(range(after + 1, 11))
+    assert gateway.asked == reads
+
+
+async def test_who_returns_while_the_room_is_written_to_makes_no_read_of_his_own(
+    gateway: Gateway,
+) -> None:
+    """All together read each page once, in the stream in vain and in the log."""
+    for _ in range(100):
+        head = gateway.truth.head("a")
+        assert await returned(gateway, 5) == list(range(6, head + 1))
+        gateway.truth.commit("a")
+        gateway.truth.appended += 1
+        for _ in gateway.hub.deliver(0, gateway.truth.bus(head, head + 1)):
+            pass
+        gateway.hub.sweep(0, 30)
+    assert gateway.asked <= 2 * 100 / 5
+
+
+@pytest.mark.parametrize("store", ["stream", "log"])
+async def test_what_was_read_before_a_redaction_is_not_served_after_it(
+    gateway: Gateway, store: str
+) -> None:
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 7))
+    if store == "log":
+        await gateway.answer("none")
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    gateway.room.anchor(10, 0)
+    gateway.truth.redact("a", 9)
+    gateway.truth.appended = 11
+    for _ in gateway.hub.deliver(0, gateway.truth.bus(10, 11)):
+        pass
+    await gateway.answer("early")
+    found = await reading
+    assert isinstance(found, Page)
+    assert b"null" not in [message.payload for message in found.messages]
+    again = await answered(gateway, asyncio.ensure_future(gateway.history.read(gateway.room, 7)))
+    assert isinstance(again, Page)
+    assert [m.payload == b"null" for m in again.messages] == [False, True, False, True]
+
+
+async def test_a_read_that_another_history_answered_is_not_remembered(gateway: Gateway) -> None:
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 7))
+    while not gateway.stores.reads:
+        await asyncio.sleep(0)
+    gateway.epoch = "e1"
+    await gateway.answer("early")
+    with pytest.raises(Unavailable):
+        await reading
+    gateway.room.anchor(10, 0)
+    assert gateway.room.page(7, 100, 10_000) is None

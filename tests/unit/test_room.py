@@ -8,6 +8,7 @@ import pytest
 
 import gateway.room
 from gateway.hub import Hub
+from gateway.memory import Budget
 from gateway.protocols.centrifuge_json import CentrifugeJSON
 from gateway.room import FRAME_MAX_BYTES, PORTION_BYTES, Room, Subscription, encode
 from outbox.message import Message
@@ -59,7 +60,7 @@ class Peer:
 
 @pytest.fixture
 def room() -> Room:
-    room = Room(KEY, 0, 4, 1_000)
+    room = Room(KEY, 0, 4, 1_000, Budget(1_000_000))
     room.anchor(10, room.generation)
     return room
 
@@ -67,6 +68,12 @@ def room() -> Room:
 def deliver(room: Room, *offsets: int) -> None:
     for _ in room.deliver([message(offset) for offset in offsets]):
         pass
+
+
+def after(room: Room, offset: int) -> list[int] | None:
+    """Offsets that the room has in memory."""
+    found = room.page(offset, 100, 100_000)
+    return None if found is None else [message.offset for message in found]
 
 
 def test_the_live_are_given_what_follows_and_nothing_twice(room: Room) -> None:
@@ -93,8 +100,8 @@ def test_a_hole_makes_everyone_replay(room: Room) -> None:
     deliver(room, 12)
     assert peer.offsets == []
     assert (peer.subscription.offset, peer.woken, other.woken) == (10, 1, 1)
-    assert room.after(11) == [message(12)]
-    assert room.after(10) is None
+    assert after(room, 11) == [12]
+    assert after(room, 10) is None
 
 
 def test_the_head_of_a_reading_that_began_before_the_room_was_forgotten_is_void(
@@ -120,16 +127,16 @@ def test_who_stands_ahead_is_woken_when_the_room_has_come_as_far(room: Room) -> 
 
 @pytest.mark.parametrize(("messages", "size"), [(0, 1_000), (2, 1_000), (100, 5), (100, 0)])
 def test_the_ring_holds_what_it_may_and_no_more(messages: int, size: int) -> None:
-    room = Room(KEY, 0, messages, size)
+    room = Room(KEY, 0, messages, size, Budget(1_000_000))
     room.anchor(0, 0)
     for offset in range(1, 8):
         deliver(room, offset)
     held = min(messages, size // len(message(1).payload))
-    assert len(room.ring) == min(held, 7)
-    assert room.after(7) == []
-    assert room.after(8) is None
+    assert len(room.memory.ring) == min(held, 7)
+    assert after(room, 7) == []
+    assert after(room, 8) is None
     if held < 7:
-        assert room.after(6 - held) is None
+        assert after(room, 6 - held) is None
 
 
 def test_who_falls_behind_in_a_write_has_been_given_it(room: Room) -> None:
@@ -233,11 +240,80 @@ def test_frames_are_joined_up_to_their_limit() -> None:
 def test_a_room_that_was_forgotten_remembers_no_message(room: Room) -> None:
     """What came after them may have been missed, so they are no longer the newest."""
     deliver(room, 11, 12, 13)
-    assert [m.offset for m in room.after(10) or []] == [11, 12, 13]
+    assert after(room, 10) == [11, 12, 13]
     room.forget()
-    assert room.after(10) is None
+    assert after(room, 10) is None
     room.anchor(15, room.generation)
-    assert room.after(12) is None
+    assert after(room, 12) is None
     deliver(room, 16)
-    assert room.after(12) is None
-    assert [m.offset for m in room.after(15) or []] == [16]
+    assert after(room, 12) is None
+    assert after(room, 15) == [16]
+
+
+# What a read of a store brought
+
+
+def page(first: int, last: int) -> tuple[Message, ...]:
+    return tuple(message(offset) for offset in range(first, last + 1))
+
+
+def test_a_room_remembers_what_was_read(room: Room) -> None:
+    room.take(page(7, 10), room.glance())
+    assert after(room, 6) == [7, 8, 9, 10]
+    deliver(room, 11)
+    assert after(room, 7) == [8, 9, 10, 11]
+
+
+def test_a_room_that_was_forgotten_during_a_read_does_not_take_it(room: Room) -> None:
+    """A notice of a redaction may be among what was missed."""
+    glance = room.glance()
+    room.forget()
+    room.take(page(7, 10), glance)
+    room.anchor(10, room.generation)
+    room.take(page(7, 10), glance)
+    assert after(room, 6) is None
+    room.take(page(7, 10), room.glance())
+    assert after(room, 6) == [7, 8, 9, 10]
+
+
+def test_a_room_whose_head_is_not_known_takes_nothing() -> None:
+    room = Room(KEY, 0, 4, 1_000, Budget(1_000_000))
+    room.take(page(7, 10), room.glance())
+    room.anchor(10, room.generation)
+    assert after(room, 6) is None
+
+
+def test_what_was_kept_for_those_who_return_goes_with_the_last_of_them() -> None:
+    hub = Hub(1, 1, 4, 1_000)
+    hub.positions[0] = 10
+    room = hub.open(KEY)
+    room.anchor(10, 0)
+    peer = Peer(room)
+    room.take(page(1, 4), room.glance())
+    room.take(page(8, 10), room.glance())
+    hub.sweep(0, 30)
+    assert after(room, 0) == [1, 2, 3, 4]
+    hub.sweep(5, 30)
+    assert after(room, 0) == [1, 2, 3, 4]
+    for now in (10, 15):
+        hub.sweep(now, 30)
+    assert after(room, 0) is None
+    assert after(room, 7) == [8, 9, 10]
+    room.leave(peer.subscription)
+    for now in (25, 55):
+        hub.sweep(now, 30)
+    # A read that someone who has left had begun.
+    room.take(page(1, 10), room.glance())
+    assert hub.budget.used_bytes == 0
+
+
+def test_a_new_epoch_leaves_nothing_behind() -> None:
+    hub = Hub(1, 1, 4, 1_000)
+    hub.positions[0] = 10
+    room = hub.open(KEY)
+    room.anchor(10, 0)
+    room.take(page(8, 10), room.glance())
+    assert hub.budget.used_bytes
+    assert hub.restart() == [room]
+    room.take(page(1, 10), room.glance())
+    assert hub.budget.used_bytes == 0
