@@ -20,7 +20,7 @@ from gateway.codes import CloseCode
 from gateway.commands import Since
 from gateway.consumer import Consumer
 from gateway.deadlines import Deadlines
-from gateway.history import History, Lost, Unavailable
+from gateway.history import History, Lost
 from gateway.hub import Hub
 from gateway.namespaces import Identity, Namespaces
 from gateway.protocols.base import ClientProtocol, ProtocolViolation
@@ -40,6 +40,7 @@ from gateway.session import (
     Session,
 )
 from gateway.tokens import TokenExpired, TokenInvalid
+from gateway.unavailable import Unavailable
 from gateway.writer import Rejected, Writer
 from outbox.backoff import Backoff
 from outbox.errors import OutboxError

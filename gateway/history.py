@@ -12,23 +12,25 @@ so that of all those who return to it the first reads and the others are served 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from gateway.commands import Since
+from gateway.heads import Heads
 from gateway.hub import Hub
+from gateway.reads import Reads
 from gateway.room import Glance, Key, Room
+from gateway.unavailable import Unavailable
 from outbox.errors import OutboxError
 from outbox.log import NO_OFFSET, Log, LogPage
 from outbox.message import Message
 from outbox.streams import Streams
 
-
-class Unavailable(Exception):
-    """The answer cannot be had now; the message says why. Trying again is right."""
+STREAM_READS = 16
+"""Pages that are read from Redis at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,8 @@ class PageLimits:
     messages: int
     message_bytes: int
     timeout_s: float
-
-
-class _Answer(Protocol):
-    @property
-    def epoch(self) -> str: ...
-    @property
-    def seq(self) -> int: ...
-
-
-A = TypeVar("A", bound=_Answer)
+    log_reads: int = 3
+    """Pages that are read from the log at one time."""
 
 
 class History:
@@ -83,15 +77,13 @@ class History:
         self._limits = limits
         self._epoch = epoch
         self._suspect = suspect
-        self._under_way: dict[tuple[Any, ...], asyncio.Task[Any]] = {}
+        self._heads = Heads(hub, streams, log, limits.timeout_s, epoch, suspect)
+        self._stream_reads = Reads(STREAM_READS)
+        self._log_reads = Reads(limits.log_reads)
 
     async def head(self, room: Room) -> int:
-        """The room's head as this worker knows it; afterwards ``room.top`` is set."""
-        outcome = await self._read(room, 0, 0) if room.top is None else None
-        if room.top is not None:
-            return room.top
-        # Deliveries were forgotten while the read was under way: its answer proves nothing now.
-        raise Unavailable(f"the position of the room moved during the read ({outcome})")
+        """The room's head as this worker knows it; see ``Heads.of``."""
+        return await self._heads.of(room)
 
     async def read(self, room: Room, after: int) -> Page | Lost:
         """The messages after an offset: at least one unless the offset is the head.
@@ -116,7 +108,7 @@ class History:
         size_bytes = self._limits.message_bytes
         after = since.offset if since is not None else 0
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with asyncio.timeout(self._limits.timeout_s), self._log_reads.turn:
                 if reverse:
                     before = NO_OFFSET if since is None else since.offset
                     page = await self._log.latest(tenant, name, shard, limit, size_bytes, before)
@@ -148,15 +140,16 @@ class History:
                 if found is not None:
                     return found
 
-                def read() -> Awaitable[LogPage]:
-                    return self._log.page(
+                async def read() -> LogPage:
+                    return await self._log.page(
                         tenant, name, room.shard, after, limit, self._limits.message_bytes
                     )
 
-                page = await self._shared(("log", epoch, room.key, after, limit), floor, read)
+                page = await self._log_reads.share((epoch, room.key, after, limit), floor, read)
                 if after > page.head:
                     # The read may have been begun for another, before this offset was reached.
-                    page = await read()
+                    async with self._log_reads.turn:
+                        page = await read()
         except TimeoutError:
             raise Unavailable("no store answered in time") from None
         except OutboxError as error:
@@ -187,8 +180,8 @@ class History:
         try:
             # A Redis that is silent must leave time for the log.
             async with asyncio.timeout(self._limits.timeout_s / 3):
-                replay = await self._shared(
-                    ("stream", epoch, room.key, after, limit),
+                replay = await self._stream_reads.share(
+                    (epoch, room.key, after, limit),
                     floor,
                     lambda: self._replay(epoch, room, after, limit),
                 )
@@ -218,33 +211,6 @@ class History:
             raise _NoReplay
         return replay
 
-    async def _shared(
-        self, key: tuple[Any, ...], floor: int, read: Callable[[], Awaitable[A]]
-    ) -> A:
-        task = self._under_way.get(key)
-        if task is not None:
-            answer: A = await asyncio.shield(task)
-            if answer.seq >= floor:
-                return answer
-            # Others waited with this reader, and one of them may have begun to read anew.
-            task = self._under_way.get(key)
-        if task is None:
-            task = asyncio.ensure_future(_awaited(read()))
-            self._under_way[key] = task
-            task.add_done_callback(lambda done: self._finish(key, done))
-        renewed: A = await asyncio.shield(task)
-        return renewed
-
-    def _finish(self, key: tuple[Any, ...], task: "asyncio.Task[Any]") -> None:
-        if self._under_way.get(key) is task:
-            del self._under_way[key]
-        if not task.cancelled():
-            task.exception()  # those who wait have it; with none left it would be reported as lost
-
 
 class _NoReplay(Exception):
     """The replay stream cannot answer."""
-
-
-async def _awaited(awaitable: Awaitable[A]) -> A:
-    return await awaitable

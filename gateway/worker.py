@@ -98,7 +98,11 @@ class Worker:
             self._streams,
             message_log,
             PageLimits(
-                settings.replay_page_messages, settings.replay_page_bytes, settings.log_timeout_s
+                settings.replay_page_messages,
+                settings.replay_page_bytes,
+                settings.log_timeout_s,
+                # One is left for the heads of rooms, which are read for all who join at once.
+                max(1, settings.log_pool_size - 1),
             ),
             lambda: self.consumer.epoch,
             self.consumer.suspect,

@@ -6,7 +6,7 @@ seq that it carries and no more: it may be old, short, refused, or never come.
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from gateway.codes import CloseCode
 from gateway.commands import Since
 from gateway.connection import Connection
 from outbox.errors import PostgresUnavailable
+from outbox.head import RoomHead
 from outbox.log import LogPage
 from outbox.message import Message
 from outbox.streams import Replay
@@ -139,6 +140,8 @@ class Pending:
     failure: Exception
     old: Callable[[int], Any] | None = None
     """From a store that lags behind by some seqs."""
+    nothing: Any = None
+    """Of a store that cannot tell."""
 
     def answer(self, how: str, lag: int = 0) -> None:
         if self.future.done():
@@ -151,7 +154,7 @@ class Pending:
             case "old" if self.old is not None:
                 self.future.set_result(self.old(lag))
             case "none" if self.old is not None:
-                self.future.set_result(None)
+                self.future.set_result(self.nothing)
             case _:
                 self.future.set_result(self.late())
 
@@ -183,16 +186,46 @@ class Stores:
         limit: int,
         limit_bytes: int,
     ) -> Replay | None:
-        def last() -> int:
-            current = epoch == self.truth.epoch
-            return self.truth.appended if current else len(self.truth.logs[epoch])
-
         def late(lag: int = 0) -> Replay | None:
-            return self.truth.replay(epoch, room, after, limit, max(0, last() - lag))
+            return self.truth.replay(epoch, room, after, limit, self._bus(epoch, lag))
 
         failure = RedisConnectionError("away")
         found: Replay | None = await self._ask(Pending(_future(), late(), late, failure, late))
         return found
+
+    async def heads(
+        self, epoch: str, rooms: Sequence[tuple[int, str, str]]
+    ) -> list[RoomHead | None]:
+        def late(lag: int = 0) -> list[RoomHead | None]:
+            seq = self._bus(epoch, lag)
+            found = [self.truth.replay(epoch, room, 0, 0, seq) for _, _, room in rooms]
+            return [None if replay is None else RoomHead(replay.top, seq) for replay in found]
+
+        failure = RedisConnectionError("away")
+        nothing = [None] * len(rooms)
+        found: list[RoomHead | None] = await self._ask(
+            Pending(_future(), late(), late, failure, late, nothing)
+        )
+        return found
+
+    async def room_heads(
+        self, rooms: Sequence[tuple[int, str, str]]
+    ) -> tuple[str, tuple[RoomHead, ...]]:
+        def late() -> tuple[str, tuple[RoomHead, ...]]:
+            truth = self.truth
+            return truth.epoch, tuple(RoomHead(truth.head(room), truth.seq) for _, _, room in rooms)
+
+        failure = PostgresUnavailable("away")
+        found: tuple[str, tuple[RoomHead, ...]] = await self._ask(
+            Pending(_future(), late(), late, failure)
+        )
+        return found
+
+    def _bus(self, epoch: str, lag: int) -> int:
+        """Where a bus stands that lags behind by some seqs."""
+        current = epoch == self.truth.epoch
+        last = self.truth.appended if current else len(self.truth.logs[epoch])
+        return max(0, last - lag)
 
     async def _ask(self, pending: Pending) -> Any:
         self.reads.append(pending)
