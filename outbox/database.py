@@ -1,7 +1,8 @@
 """Connections to Postgres: how relay and gateways open them, and what they refuse."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import psycopg
@@ -26,6 +27,8 @@ DOORBELL_CHANNEL = "tidegate"
 
 CONNECT_TIMEOUT_S = 5
 RECONNECT_TIMEOUT_S = 1.0
+LATE_S = 3.0
+"""An answer that takes longer makes its link, and those beside it, suspect."""
 MIN_SERVER_VERSION = 150_000
 
 _LINK_DEFAULTS = {
@@ -118,6 +121,10 @@ def server_problem(connection: psycopg.Connection[Any] | AsyncConnection[Any]) -
     return None
 
 
+Pool = AsyncConnectionPool[Connection]
+"""A pool whose connections are like those of ``connect``."""
+
+
 @asynccontextmanager
 async def reached() -> AsyncIterator[None]:
     """Around the use of a pool, for callers that do not know the driver.
@@ -136,13 +143,34 @@ async def reached() -> AsyncIterator[None]:
         raise PostgresUnavailable(f"Postgres: {first_line(error)}") from error
 
 
+@contextmanager
+def awaited(pool: Pool) -> Iterator[None]:
+    """Around the wait for an answer over a connection of the pool.
+
+    An answer that is late may never come, and neither may any over the pool's idle connections: a
+    proxy that hangs acknowledges every byte. So they are replaced, and who comes next need not find
+    out about each of them.
+    """
+
+    def replace() -> None:
+        if not pool.closed:
+            task = asyncio.ensure_future(pool.drain())
+            _replacing.add(task)
+            task.add_done_callback(_replacing.discard)
+
+    timer = asyncio.get_running_loop().call_later(LATE_S, replace)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_replacing: set[asyncio.Task[None]] = set()
+
+
 def first_line(error: Exception) -> str:
     """The message without its details, which may quote data."""
     return str(error).partition("\n")[0]
-
-
-Pool = AsyncConnectionPool[Connection]
-"""A pool whose connections are like those of ``connect``."""
 
 
 async def open_pool(

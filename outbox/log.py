@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 from psycopg import errors
 
 from outbox import rows
-from outbox.database import Pool, first_line, reached
+from outbox.database import Pool, awaited, first_line, reached
 from outbox.errors import OutboxError, SchemaMismatch
 from outbox.head import RoomHead
 from outbox.message import Message
@@ -272,8 +272,9 @@ class Log:
         self, statement: LiteralString, parameters: dict[str, Any]
     ) -> list[tuple[Any, ...]]:
         try:
-            async with reached(), asyncio.timeout(self._timeout_s):
-                return await self._fetched(statement, parameters)
+            with awaited(self._pool):
+                async with reached(), asyncio.timeout(self._timeout_s):
+                    return await self._fetched(statement, parameters)
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             raise SchemaMismatch("the schema is missing: run `tidegate migrate`") from None
         except errors.Error as error:

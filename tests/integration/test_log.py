@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from outbox.database import Connection, Pool, connect, open_pool
 from outbox.errors import OutboxError, PostgresUnavailable, SchemaMismatch
@@ -12,6 +13,8 @@ from outbox.head import RoomHead
 from outbox.log import Log, LogPage
 from outbox.sequence import Sequencer
 from outbox.sharding import shard_of
+from tests import probe
+from tests.chaos.proxy import Link
 
 TENANT = "acme"
 ROOM = "orders:42"
@@ -229,6 +232,23 @@ async def test_a_killed_connection(log: Log, pool: Pool, connection: Connection)
         await connection.execute("SELECT pg_terminate_backend(%s)", row)
     assert (await reading)[1]
     await log.heads()
+
+
+async def test_connections_that_hang_are_replaced_together(migrated: str) -> None:
+    """Whoever comes after a late answer need not find out about each connection of the pool."""
+    port = int(conninfo_to_dict(migrated)["port"] or 0)
+    async with Link("log", port) as link:
+        pool = await open_pool(make_conninfo(migrated, port=link.port), 4, 4, 5.0)
+        await pool.wait()
+        before = link.connections
+        link.half_open()
+        waiting = asyncio.create_task(Log(pool).heads())
+        await probe.until(lambda: link.connections > before, "an answer is late")
+        async with asyncio.timeout(2):
+            await Log(pool).heads()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await pool.close(0)
 
 
 async def test_a_closed_pool(log: Log, pool: Pool) -> None:
