@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from gateway.cli import configure, inspect, messages, operations, processes
+from gateway.cli import configure, inspect, messages, operations, plan, processes
 
 _OWN = ("gateway", "outbox", "publisher")
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (processes, messages, inspect, operations, configure):
+for module in (processes, messages, inspect, operations, plan, configure):
     module.register(app)
 
 

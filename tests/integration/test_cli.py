@@ -50,7 +50,7 @@ def failure(*arguments: str, code: int, **settings: str) -> str:
 
 COMMANDS = (
     *("dev", "migrate", "relay", "gateway", "publish", "tail", "token", "status", "verify"),
-    *("redact", "epoch", "config"),
+    *("redact", "epoch", "capacity", "config"),
 )
 
 
@@ -102,6 +102,14 @@ def test_version() -> None:
         (["gateway", "--port", "x"], "Invalid value for '--port': must be a whole number. See: "),
         (["gateway", "--port", "70000"], "Invalid value for '--port': "),
         (["dev", "--port", "-1"], "'--port'"),
+        (
+            ["capacity", "--clients", "2", "--rooms", "2"],
+            "Missing option '--rate'. See: tidegate capacity --help",
+        ),
+        (
+            ["capacity", "--clients", "2", "--rooms", "2", "--rate", "1", "--rooms-each", "3"],
+            "a client cannot be in 3 of 2 rooms",
+        ),
         (["config", "--config", "none.toml"], "the settings file none.toml cannot be read"),
     ],
 )
