@@ -100,14 +100,14 @@ class Consumer:
         Raises:
             OutboxError, redis.RedisError, OSError: neither Redis nor Postgres could tell it.
         """
-        if shard in self._hub.positions:
-            return
-        task = self._attaching.get(shard)
-        if task is None:
-            task = asyncio.ensure_future(self._attach(shard))
-            self._attaching[shard] = task
-            task.add_done_callback(lambda done: self._attached(shard, done))
-        await asyncio.shield(task)
+        # Again where it was let go in the very moment: nobody was in a room of it yet.
+        while shard not in self._hub.positions:
+            task = self._attaching.get(shard)
+            if task is None:
+                task = asyncio.ensure_future(self._attach(shard))
+                self._attaching[shard] = task
+                task.add_done_callback(lambda done: self._attached(shard, done))
+            await asyncio.shield(task)
 
     def _attached(self, shard: int, task: "asyncio.Task[None]") -> None:
         del self._attaching[shard]

@@ -4,7 +4,7 @@ Pure and synchronous. ``deliver`` is the hot path: no await, lock or log; a mess
 for each client protocol and the same bytes are written to every live subscription.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.memory import Budget
 from gateway.room import Key, Room
@@ -105,20 +105,26 @@ class Hub:
         self.positions.clear()
         return rooms
 
-    def sweep(self, now: float, linger_s: float) -> set[int]:
+    def sweep(self, now: float, linger_s: float, rooms: Iterable[Room] | None = None) -> set[int]:
         """Drop rooms that have been empty for ``linger_s``, and what rooms keep for those who
         return if nobody did since the last sweep; returns shards nobody needs any more.
 
-        Rooms linger since those who lose a connection come back within seconds.
+        Rooms linger since those who lose a connection come back within seconds. ``rooms`` are some
+        that were there a moment ago, without it it is all of them: with very many that takes long.
         """
-        for key, room in list(self.rooms.items()):
+        for room in list(self.rooms.values()) if rooms is None else rooms:
             room.memory.age()
             if room.occupied:
                 room.empty_since = None
             elif room.empty_since is None:
                 room.empty_since = now
-            elif now - room.empty_since >= linger_s:
-                del self.rooms[key]
+            elif now - room.empty_since >= linger_s and self.rooms.get(room.key) is room:
+                del self.rooms[room.key]
                 # A read may be under way for someone who has left.
                 room.memory.close()
-        return set(self.positions) - {room.shard for room in self.rooms.values()}
+        unneeded = set(self.positions)
+        for room in self.rooms.values():
+            if not unneeded:
+                break
+            unneeded.discard(room.shard)
+        return unneeded

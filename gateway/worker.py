@@ -38,6 +38,8 @@ from outbox.streams import Streams
 
 REQUESTS_MAX = 32
 SWEEP_S = 5.0
+SWEEP_ROOMS = 1_000
+"""Rooms that are looked at before the event loop gets its turn."""
 DRAIN_TICK_S = 0.05
 LEAVE_TIMEOUT_S = 2.0
 PUBLISH_TIMEOUT_S = 5.0
@@ -198,7 +200,12 @@ class Worker:
         hub = self.services.hub
         while True:
             await asyncio.sleep(SWEEP_S)
-            for shard in hub.sweep(time.monotonic(), self.settings.room_linger_s):
+            rooms = list(hub.rooms.values())
+            while rooms:
+                portion, rooms = rooms[:SWEEP_ROOMS], rooms[SWEEP_ROOMS:]
+                hub.sweep(time.monotonic(), self.settings.room_linger_s, portion)
+                await asyncio.sleep(0)
+            for shard in hub.sweep(time.monotonic(), self.settings.room_linger_s, ()):
                 hub.positions.pop(shard, None)
 
     def _authenticate(self, token: str, now: float) -> Identity | None:

@@ -16,6 +16,8 @@ from redis.exceptions import ResponseError
 from gateway.embedded import EmbeddedPostgres, EmbeddedRedis
 from gateway.operate.status import read_status
 from outbox import keys
+from outbox.head import RoomHead
+from outbox.message import Message
 from outbox.migrations import migrate
 from outbox.redis.connect import connect
 from outbox.sharding import shard_of
@@ -212,15 +214,21 @@ async def test_a_client_follows_redirections(cluster: Clustered) -> None:
         source = cluster.owner(bus)
         target = next(one for one in cluster.masters() if one is not source)
         move = Migration(cluster, bus, target)
+        first = Message(9, 1, "acme", "a", 1, "b1", "7", None, b"{}", True, 1)
+        await streams.append("epoch", 9, [first], start=True)
+        rooms = [(shard, "acme", room) for shard in range(SHARDS) for room in "ab"]
         move.open()
         assert await streams.last_ids("epoch", [7]) == {7: 5}
         assert move.move() == 1
         # Both one command and a pipeline ASK, many at once.
+        told = asyncio.gather(*(streams.heads("epoch", rooms) for _ in range(20)))
         found = await asyncio.gather(
             *(streams.last_ids("epoch", range(SHARDS)) for _ in range(20)),
             *(client.xadd(bus, {"b": "x", "m": "y"}) for _ in range(20)),
         )
         assert all(answer[7] >= 5 for answer in found[:20])
+        where = [RoomHead(1, 1) if room == (9, "acme", "a") else None for room in rooms]
+        assert await told == [where] * 20
         move.close()
         assert await client.xlen(bus) == 21
         assert await client.xlen(bus) == 21

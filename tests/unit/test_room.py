@@ -229,6 +229,26 @@ def test_an_empty_room_lingers_and_then_its_shard_is_let_go() -> None:
     assert not hub.rooms
 
 
+def test_rooms_are_swept_in_portions_while_others_come_and_go() -> None:
+    hub = Hub(1, 1, 4, 1_000)
+    hub.positions[0] = 0
+    gone, renewed, new = ("a", "1"), ("a", "2"), ("a", "3")
+    rooms = [hub.open(gone), hub.open(renewed)]
+    assert hub.sweep(0, 30, rooms) == set()
+    hub.restart()
+    hub.positions[0] = 0
+    again = hub.open(renewed)
+    assert hub.sweep(30, 30, rooms) == set()
+    assert hub.rooms == {renewed: again}
+    hub.open(new)
+    assert hub.sweep(30, 30, ()) == set()
+    assert hub.sweep(30, 30, [again]) == set()
+    assert hub.sweep(60, 30, [again]) == set()
+    assert hub.rooms.keys() == {new}
+    hub.sweep(60, 0)
+    assert hub.sweep(60, 0) == {0}
+
+
 def test_frames_are_joined_up_to_their_limit() -> None:
     small = encode(ONE, "a", [message(n) for n in range(1, 50)])
     assert len(texts(bytearray(small))) == 1
