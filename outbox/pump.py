@@ -158,26 +158,39 @@ class Pump:
             raise error
 
     async def _batch(self, shards: list[int], prelude: LiteralString | None) -> Batch:
-        """One batch of all shards or, where that fails, of each shard that does not fail alone."""
-        failing = self._standing.failing
-        try:
-            batch = await self._sequencer.batch(shards, self._batch_messages, prelude)
-        except SHARD_ERRORS as error:
-            if len(shards) == 1:
-                raise
-            failure = error
-        else:
-            for shard in failing.keys() & set(shards):
-                await self._works(shard)
-            return batch
+        """One batch of all shards or, where that fails, of each shard that does not fail alone.
+
+        Those that have failed before are tried alone and without patience: others wait meanwhile.
+        """
+        alone = [shard for shard in shards if shard in self._standing.failing]
+        together = [shard for shard in shards if shard not in alone]
+        failure: Exception | None = None
         batches: list[Batch] = []
-        for shard in shards:
+        if together:
             try:
-                batches.append(await self._sequencer.batch([shard], self._batch_messages))
+                batches.append(await self._sequencer.batch(together, self._batch_messages, prelude))
             except SHARD_ERRORS as error:
+                if len(shards) == 1:
+                    raise
+                failure, alone = error, shards
+            prelude = None
+        for shard in alone:
+            try:
+                batches.append(
+                    await self._sequencer.batch(
+                        [shard], self._batch_messages, prelude, patient=False
+                    )
+                )
+            except SHARD_ERRORS as error:
+                failure = error
                 await self._failed(shard, str(error).partition("\n")[0])
+            else:
+                await self._works(shard)
+            prelude = None
         if not batches or len({batch.epoch for batch in batches}) > 1:
-            raise failure
+            raise failure or EpochChanged("the epoch changed from one batch to the next")
+        if len(batches) == 1:
+            return batches[0]
         return Batch(
             batches[0].epoch,
             [message for batch in batches for message in batch.messages],
@@ -276,34 +289,40 @@ class Pump:
             await self._replace_epoch(fork)
 
     async def _reconcile(self, shards: frozenset[int]) -> None:
-        try:
-            await self._reconcile_together(shards)
-        except SHARD_ERRORS as error:
-            if len(shards) == 1:
-                raise
-            failure: Exception = error
-        except RedisError as error:
-            if not refusal.may_be(error):
-                raise
-            await refusal.answers(self._streams, self._standing.epoch, sorted(shards))
-            failure = error
-        else:
-            return
-        failed = 0
-        for shard in sorted(shards):
+        standing = self._standing
+        # As with batches.
+        alone = shards & standing.failing.keys()
+        together = shards - alone
+        if together:
             try:
-                await self._reconcile_together(frozenset({shard}))
+                await self._reconcile_together(together)
+            except SHARD_ERRORS:
+                if len(standing.held) == 1:
+                    raise
+                alone = shards
+            except RedisError as error:
+                if not refusal.may_be(error):
+                    raise
+                await refusal.answers(self._streams, standing.epoch, sorted(together))
+                alone = shards
+        failures: list[Exception] = []
+        for shard in sorted(alone):
+            try:
+                await self._reconcile_together(frozenset({shard}), patient=False)
             except RedisError as error:
                 if not refusal.may_be(error):
                     raise
                 await self._find_refused(shard)
             except SHARD_ERRORS as error:
+                failures.append(error)
                 await self._failed(shard, str(error).partition("\n")[0])
-                failed += 1
-        if failed == len(shards):
-            raise failure
+            else:
+                if shard in standing.ready:
+                    await self._works(shard)
+        if len(failures) == len(standing.held):
+            raise failures[0]
 
-    async def _reconcile_together(self, shards: frozenset[int]) -> None:
+    async def _reconcile_together(self, shards: frozenset[int], patient: bool = True) -> None:
         standing = self._standing
         if not self._streams.client.spans_shards:
             reached = await self._away.answering(shards, APPEND_PATIENCE_S)
@@ -314,7 +333,7 @@ class Pump:
             return
 
         async def read_heads() -> tuple[str, Mapping[int, int]]:
-            async with self._sequencer.hold(sorted(shards)) as found:
+            async with self._sequencer.hold(sorted(shards), patient=patient) as found:
                 return found
 
         try:

@@ -26,6 +26,8 @@ from outbox.message import Message
 LIMIT_BYTES = 4_194_304
 """Payload bytes per shard and batch; a single message may exceed them."""
 LOCK_TIMEOUT_MS = 5_000
+IMPATIENT_LOCK_TIMEOUT_MS = 200
+"""For a shard that has failed: others must not wait with it again and again."""
 STATEMENT_TIMEOUT_MS = 30_000
 IDLE_TIMEOUT_MS = 15_000
 """How long a relay that stopped in the middle may hold the locks of its shards."""
@@ -129,11 +131,17 @@ class Sequencer:
         self._memory.clear()
 
     async def batch(
-        self, shards: Sequence[int], limit_per_shard: int, prelude: LiteralString | None = None
+        self,
+        shards: Sequence[int],
+        limit_per_shard: int,
+        prelude: LiteralString | None = None,
+        *,
+        patient: bool = True,
     ) -> Batch:
         """Takes up to ``limit_per_shard`` (>= 1) messages of each shard, in the order of their ids.
 
-        ``prelude`` is a statement to send ahead, outside of the transaction.
+        ``prelude`` is a statement to send ahead, outside of the transaction; ``patient`` says
+        whether to wait for locks longer than a moment.
 
         Raises:
             SchemaMismatch: a shard does not exist.
@@ -141,14 +149,18 @@ class Sequencer:
             TimeoutError: no answer; the connection is closed.
         """
         try:
-            return await self._batch(shards, limit_per_shard, prelude)
+            return await self._batch(shards, limit_per_shard, prelude, patient)
         except errors.CheckViolation:
             # The log has no partition for today: no relay has run for days, or the clock jumped.
             await self._connection.execute("SELECT tidegate.make_partitions(1)")
-            return await self._batch(shards, limit_per_shard, None)
+            return await self._batch(shards, limit_per_shard, None, patient)
 
     async def _batch(
-        self, shards: Sequence[int], limit_per_shard: int, prelude: LiteralString | None
+        self,
+        shards: Sequence[int],
+        limit_per_shard: int,
+        prelude: LiteralString | None,
+        patient: bool,
     ) -> Batch:
         ordered = sorted(set(shards))
         # Out of memory until this batch has succeeded.
@@ -163,16 +175,20 @@ class Sequencer:
         }
         async with self._transaction():
             with self._watch:
-                return await self._exchange(ordered, parameters, prelude)
+                return await self._exchange(ordered, parameters, prelude, patient)
 
     async def _exchange(
-        self, ordered: list[int], parameters: dict[str, Any], prelude: LiteralString | None
+        self,
+        ordered: list[int],
+        parameters: dict[str, Any],
+        prelude: LiteralString | None,
+        patient: bool,
     ) -> Batch:
         """The transaction in one go."""
         async with self._connection.pipeline():
             if prelude is not None:
                 await self._connection.execute(prelude)
-            locked = await self._begin(ordered)
+            locked = await self._begin(ordered, patient)
             answer = await self._connection.execute(SEQUENCE, parameters, prepare=True)
             commit = await self._connection.execute("COMMIT")
         await _check_locked(locked, ordered)
@@ -200,7 +216,9 @@ class Sequencer:
         return Batch(epoch, messages, more)
 
     @asynccontextmanager
-    async def hold(self, shards: Sequence[int]) -> AsyncIterator[tuple[str, dict[int, int]]]:
+    async def hold(
+        self, shards: Sequence[int], *, patient: bool = True
+    ) -> AsyncIterator[tuple[str, dict[int, int]]]:
         """Holds the locks of the shards: while it lasts nobody sequences into them.
 
         Gives the epoch and each shard's head. The server ends it after IDLE_TIMEOUT_MS.
@@ -211,7 +229,7 @@ class Sequencer:
         async with self._transaction():
             with self._watch:
                 async with self._connection.pipeline():
-                    locked = await self._begin(ordered)
+                    locked = await self._begin(ordered, patient)
                     answer = await self._connection.execute(_HEADS, {"shards": ordered})
             await _check_locked(locked, ordered)
             found = await answer.fetchall()
@@ -240,9 +258,12 @@ class Sequencer:
         epoch: str = row[0]
         return epoch
 
-    async def _begin(self, shards: list[int]) -> AsyncCursor[TupleRow]:
+    async def _begin(self, shards: list[int], patient: bool = True) -> AsyncCursor[TupleRow]:
+        settings = _SETTINGS
+        if not patient:
+            settings = settings | {"lock_timeout": f"{IMPATIENT_LOCK_TIMEOUT_MS}ms"}
         await self._connection.execute(_BEGIN)
-        await self._connection.execute(_SETUP, _SETTINGS)
+        await self._connection.execute(_SETUP, settings)
         return await self._connection.execute(_LOCK, {"shards": shards})
 
     @asynccontextmanager

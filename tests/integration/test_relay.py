@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -616,6 +617,45 @@ async def test_locks_that_somebody_holds_stop_no_other_shard(
                     "all other shards are served",
                 )
         await settled(probe)
+
+
+async def test_a_lock_that_somebody_holds_is_waited_for_once(
+    options: RelayOptions, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shard is tried again and again, without the others waiting for it each time; also by a
+    relay that comes meanwhile, which needs the same lock before it may use the shard."""
+    monkeypatch.setattr(
+        "outbox.sequence._SETTINGS",
+        {"lock_timeout": "2s", "statement_timeout": "5s", "idle_timeout": "5s"},
+    )
+    monkeypatch.setattr("outbox.pump.FAILING_RETRY_S", 0.5)
+    locked, whole = probe.shard("a"), probe.stranger("a")
+
+    async def worst(relay: Relay) -> float:
+        waits = []
+        for _ in range(12):
+            before = relay.health().sequenced
+            began = monotonic()
+            await probe.publish(whole)
+            await until(lambda before=before: relay.health().sequenced > before, "it is delivered")
+            waits.append(monotonic() - began)
+            await asyncio.sleep(0.2)
+        return max(waits)
+
+    async with await psycopg.AsyncConnection.connect(probe.dsn) as held:
+        async with running(options) as relay:
+            await serves_all(relay, probe)
+            await held.execute("SELECT FROM tidegate.shard WHERE id = %s FOR UPDATE", (locked,))
+            await probe.publish("a", whole)
+            await until(lambda: relay.health().failing, "the shard is known to fail")
+            assert await worst(relay) < 1.5
+        async with running(options) as other:
+            await until(lambda: len(other.health().shards) == 15, "it serves all others")
+            await until(lambda: list(other.health().failing) == [locked], "it knows")
+            assert await worst(other) < 1.5
+            assert other.health().postgres is None
+            await held.rollback()
+            await settled(probe)
 
 
 async def test_a_missing_schema_is_waited_for(database: str, redis_url: str) -> None:
