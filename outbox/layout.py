@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, errors
 
 from outbox.errors import SchemaBehind, SchemaMismatch
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The schema that this version of the code brings: the number of its newest file."""
 
 OLDEST_SCHEMA = 1

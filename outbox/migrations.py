@@ -34,6 +34,9 @@ TABLE_LOCK_TIMEOUT_MS = 500
 """How long one attempt waits for a table: relays, gateways and publishers queue behind it."""
 RETRY_S = 0.5
 
+ACCEPT_SCHEMA = 3
+"""The schema from which on a trigger checks each row and computes its shard."""
+
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _VARIABLE = re.compile(r"(?<![:\w]):(shards|spread)\b")
 
@@ -177,6 +180,11 @@ def _problems(connection: Connection[Any], shards: int | None, spread: int | Non
     ).fetchone()
     if row is None:
         problems.append("table tidegate.outbox has lost its trigger doorbell: restore it")
+    elif version >= ACCEPT_SCHEMA and not _accepts(connection):
+        problems.append(
+            "table tidegate.outbox takes no rows, both its triggers are off: "
+            "SELECT tidegate.set_doorbell(true), or false where transactions are prepared"
+        )
     row = connection.execute(
         "SELECT to_regclass('tidegate.message_' || "
         "to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')) IS NULL"
@@ -187,6 +195,14 @@ def _problems(connection: Connection[Any], shards: int | None, spread: int | Non
             "or SELECT tidegate.make_partitions(7)"
         )
     return problems
+
+
+def _accepts(connection: Connection[Any]) -> bool:
+    row = connection.execute(
+        "SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = 'tidegate.outbox'::regclass "
+        "AND tgname IN ('accept', 'doorbell') AND tgenabled = 'A'"
+    ).fetchone()
+    return row is not None
 
 
 def _lock(connection: Connection[Any]) -> None:

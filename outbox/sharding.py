@@ -3,8 +3,9 @@
 ``shard = (h(tenant) + h(tenant:room) mod spread) mod shards``, where ``h`` is the first 28 bits of
 the MD5 of the ASCII text. A tenant's rooms so lie on ``spread`` neighbouring shards: a noisy tenant
 cannot reach the others, and a gateway that serves few tenants reads few streams. The migration
-writes the same expression, with both numbers as literals, into ``tidegate.outbox.shard``;
-``tests/unit/sharding_vectors.json`` holds both to the same answers.
+writes the same expression, with both numbers as literals, into ``tidegate.shard_of``, which gives
+each row of the outbox its shard; ``tests/unit/sharding_vectors.json`` holds both to the same
+answers.
 """
 
 from hashlib import md5

@@ -147,6 +147,55 @@ def test_a_migration_gives_way_to_those_who_use_the_tables(database: str) -> Non
         assert [migration.id for migration in migrating.result(10)] == ALL[1:]
 
 
+@pytest.mark.parametrize("rings", [True, False])
+async def test_the_doorbell_stays_as_it_was(database: str, rings: bool) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute(migrations()[0].statement(8, 2).encode())
+        connection.execute("SELECT tidegate.set_doorbell(%s)", [rings])
+    migrate(database)
+    assert check(database) == []
+    async with await connections.connect(database) as connection:
+        assert (await layout(connection)).doorbell == rings
+        await connection.execute("SELECT tidegate.publish('t', 'r', '1')")
+
+
+def test_who_could_publish_still_can(database: str) -> None:
+    """Rights that the first version gave, and rows that it took, last through a migration."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(migrations()[0].statement(8, 2).encode())
+        role = f"publisher_{connection.info.backend_pid}"
+        connection.execute(f"CREATE ROLE {role}".encode())
+        try:
+            connection.execute("SELECT tidegate.allow_publish(%s::regrole)", [role])
+            connection.execute("SELECT tidegate.publish('t', 'before', '1')")
+            migrate(database)
+            connection.execute(f"SET ROLE {role}".encode())
+            connection.execute("SELECT tidegate.publish('t', 'after', '1', '{\"a\": \"b\"}')")
+            connection.execute("INSERT INTO tidegate.outbox (room, payload) VALUES ('r', '1')")
+            with pytest.raises(psycopg.errors.CheckViolation, match="room name has 201 characters"):
+                connection.execute("SELECT tidegate.publish('t', repeat('r', 201), '1')")
+            with pytest.raises(psycopg.errors.CheckViolation, match='tag "txid" is reserved'):
+                connection.execute("SELECT tidegate.publish('t', 'r', '1', '{\"txid\": \"1\"}')")
+            connection.execute("RESET ROLE")
+            rows = connection.execute(
+                "SELECT room, shard = tidegate.shard_of(tenant, room), size_bytes "
+                "FROM tidegate.outbox ORDER BY id"
+            ).fetchall()
+            assert rows == [("before", True, 1), ("after", True, 1), ("r", True, 1)]
+        finally:
+            connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_an_outbox_that_takes_nothing_is_a_problem(migrated: str) -> None:
+    with psycopg.connect(migrated) as connection:
+        connection.execute("ALTER TABLE tidegate.outbox DISABLE TRIGGER USER")
+    (problem,) = check(migrated)
+    assert problem.startswith("table tidegate.outbox takes no rows")
+    with psycopg.connect(migrated) as connection:
+        connection.execute("SELECT tidegate.set_doorbell(true)")
+    assert check(migrated) == []
+
+
 def test_files_applied_by_hand_are_recorded(database: str) -> None:
     with psycopg.connect(database) as connection:
         for migration in migrations():
