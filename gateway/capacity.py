@@ -30,21 +30,25 @@ COSTS: Mapping[str, Cost] = MappingProxyType(
         "gateway_message": Cost(10, "µs", "message that a worker reads and encodes", "pipeline"),
         "join": Cost(450, "µs", "connect with a token and subscribe", "connect"),
         "connection": Cost(4_096, "bytes", "idle connection with one subscription", "memory"),
-        "subscription": Cost(140, "bytes", "each further subscription", "memory"),
+        "subscription": Cost(140, "bytes", "each further subscription", "storage"),
         "room": Cost(2_355, "bytes", "room in use at a worker", "growth"),
         "worker": Cost(90_000_000, "bytes", "worker without connections", "memory"),
         # Relay and stores
         "relay_message": Cost(20, "µs", "message in a relay", "relay"),
-        "postgres_message": Cost(30, "µs", "message in Postgres, with its sequencing", "relay"),
-        "redis_message": Cost(10, "µs", "message in Redis, with the reading", "relay"),
-        # Bytes beside the payload
-        "frame": Cost(90, "bytes", "frame to a client, beside the payload", "fanout"),
-        "entry": Cost(75, "bytes", "stream entry in Redis, beside the payload", "relay"),
-        "room_stream": Cost(1_000, "bytes", "room's stream in Redis, beside its entries", "relay"),
-        "log_row": Cost(
-            300, "bytes", "row of the log with its indexes, beside the payload", "relay"
+        "postgres_message": Cost(
+            30, "µs", "message in Postgres, beside the application's commit", "relay"
         ),
-        "wal_message": Cost(950, "bytes", "WAL of a message, beside twice its payload", "relay"),
+        "redis_message": Cost(10, "µs", "message in Redis", "relay"),
+        # Bytes beside the payload
+        "frame": Cost(90, "bytes", "frame to a client, beside the payload", "storage"),
+        "entry": Cost(75, "bytes", "stream entry in Redis, beside the payload", "storage"),
+        "room_stream": Cost(
+            1_000, "bytes", "room's stream in Redis, beside its entries", "storage"
+        ),
+        "log_row": Cost(
+            300, "bytes", "row of the log with its indexes, beside the payload", "storage"
+        ),
+        "wal_message": Cost(950, "bytes", "WAL of a message, beside twice its payload", "storage"),
     }
 )
 

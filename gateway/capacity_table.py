@@ -43,7 +43,7 @@ def table(plan: Plan) -> str:
 def costs_table(costs: Mapping[str, Cost]) -> str:
     """The costs as Markdown."""
     rows = (
-        f"| {cost.what} | {cost.value:,g} {cost.unit} | `{cost.source}` |"
+        f"| {cost.what} | {cost.value:,.10g} {cost.unit} | `{cost.source}` |"
         for cost in costs.values()
     )
     return "\n".join(("| one … | costs | scenario |", "|---|---|---|", *rows))

@@ -7,6 +7,7 @@ SCENARIOS = (
     "fanout",
     "pipeline",
     "memory",
+    "storage",
     "connect",
     "throughput",
     "relay",
