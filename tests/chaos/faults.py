@@ -110,7 +110,7 @@ async def _process(kind: str, cluster: Cluster, process: Process) -> AsyncIterat
         elif process.alive:
             process.signal(signal.SIGTERM)
             code = await asyncio.to_thread(process.wait, TERMINATION_S)
-            if code != 0 and not could_not_start(process):
+            if code != 0 and not (could_not_start(process) or unborn(process, code)):
                 raise AssertionError(f"{process.name} ended with {code} after SIGTERM")
         yield
     finally:
@@ -410,3 +410,8 @@ _POSTGRES: dict[str, Callable[[Cluster, random.Random], Healing]] = {
     "idle in transaction": _idle_in_transaction,
     "fail-over": postgres_fails_over,
 }
+
+
+def unborn(process: Process, code: int) -> bool:
+    """Whether the interpreter was ended before it ran a line of ours."""
+    return code == -signal.SIGTERM and not process.text()

@@ -383,6 +383,25 @@ def test_ctrl_c_while_it_imports(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize(("command", "code"), [("relay", 0), ("gateway", 0), ("config", -15)])
+def test_a_service_that_is_ended_while_it_imports(command: str, code: int) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Terminate:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'gateway.sources':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from gateway.__main__ import main\n"
+        "sys.meta_path.insert(0, Terminate())\n"
+        f"sys.argv[1:] = [{command!r}]\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
 def test_help_imports_little() -> None:
     program = (
         "import sys\n"
