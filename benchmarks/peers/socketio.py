@@ -72,6 +72,8 @@ def install() -> str | None:
     """Install the packages as they are locked; why that did not work."""
     if (reason := _no_node()) is not None:
         return reason
+    if _installed_as_locked():
+        return None
     npm = shutil.which("npm")
     if npm is None:
         return "npm is not installed"
@@ -87,6 +89,13 @@ def install() -> str | None:
     except subprocess.TimeoutExpired:
         return f"npm ci took more than {TIMEOUT_S:g} s"
     return f"npm ci failed: {done.stderr.strip()[-300:]}" if done.returncode else None
+
+
+def _installed_as_locked() -> bool:
+    """``npm ci`` would remove what is there first, also where nothing can be fetched anew."""
+    found = FOLDER / "node_modules" / ".package-lock.json"
+    locked = FOLDER / "package-lock.json"
+    return found.exists() and found.stat().st_mtime >= locked.stat().st_mtime
 
 
 def _no_node() -> str | None:
