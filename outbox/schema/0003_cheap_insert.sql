@@ -79,7 +79,8 @@ COMMENT ON FUNCTION tidegate.objection IS
 -- holds the advisory lock of its shards exclusively while it sleeps (1414087749 is "TIDE" in ASCII),
 -- so under load no commit touches the notification queue and the lock that serialises it.
 --
--- STABLE, since it reads no table: so evaluating costs no snapshot.
+-- STABLE, since it reads no table: so evaluating costs no snapshot. Refusals come from tidegate.reject,
+-- by which publishers know them.
 CREATE FUNCTION tidegate.accept() RETURNS trigger
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -87,15 +88,15 @@ BEGIN
                                pg_catalog.octet_length(NEW.payload_bin));
     IF NOT tidegate.acceptable(NEW.tenant, NEW.room, NEW.payload, NEW.payload_bin, NEW.size_bytes,
                                NEW.txid, NEW.created_at) THEN
-        RAISE EXCEPTION USING ERRCODE = 'check_violation', MESSAGE = tidegate.objection(
+        PERFORM tidegate.reject(tidegate.objection(
             NEW.tenant, NEW.room, NEW.payload, NEW.payload_bin, NEW.tags, NEW.size_bytes, NEW.txid,
-            NEW.created_at);
+            NEW.created_at));
     END IF;
     IF NEW.tags IS NOT NULL THEN
         IF NOT tidegate.acceptable_tags(NEW.tags) THEN
-            RAISE EXCEPTION USING ERRCODE = 'check_violation', MESSAGE = tidegate.objection(
+            PERFORM tidegate.reject(tidegate.objection(
                 NEW.tenant, NEW.room, NEW.payload, NEW.payload_bin, NEW.tags, NEW.size_bytes,
-                NEW.txid, NEW.created_at);
+                NEW.txid, NEW.created_at));
         END IF;
     END IF;
     NEW.shard := tidegate.shard_of(NEW.tenant, NEW.room);
@@ -164,7 +165,7 @@ END
 $$;
 REVOKE ALL ON FUNCTION tidegate.accept, tidegate.acceptable, tidegate.acceptable_tags,
     tidegate.objection FROM PUBLIC;
--- Whoever may insert so far needs tidegate.reject for it, and may go on.
+-- Whoever may insert so far has tidegate.reject for it, and goes on.
 DO $$
 DECLARE
     grantee text;
