@@ -22,6 +22,8 @@ LEASE_S = 15.0
 REAP_EVERY = 5
 """Renewals between two looks for groups of vanished workers."""
 
+_TIME = "#!lua flags=no-writes\nreturn redis.call('TIME')"
+
 log = structlog.get_logger(__name__)
 
 
@@ -114,8 +116,9 @@ async def read_workers(client: Client, epoch: str | None = None) -> tuple[dict[s
 
 
 async def _now_ms(client: Client) -> int:
-    """By Redis' clock: workers whose machines' clocks differ must not take each other for dead."""
-    seconds, micros = await client.time()
+    """By the clock of the server that has the table: workers whose machines' clocks differ must not
+    take each other for dead, and another node of a cluster may be away."""
+    seconds, micros = await cast(Any, client).eval(_TIME, 1, keys.GATEWAYS)
     return int(seconds) * 1000 + int(micros) // 1000
 
 
