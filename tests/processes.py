@@ -35,6 +35,16 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal; true also where that cannot be told."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    mask = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
+    return mask is None or bool(int(mask[1], 16) >> (number - 1) & 1)
+
+
 class Process(ChildProcess):
     """One started process with its log."""
 

@@ -103,7 +103,7 @@ class Report:
             f"Repeat it with `make chaos SEED={self.seed} MINUTES={self.duration_s / 60:g}`.",
             "",
             "Median delivery to a steady client after the answer to its commit, while nothing "
-            f"failed: {calm_s * 1000:.1f} ms.",
+            + (f"failed: {calm_s * 1000:.1f} ms." if calm_s else "failed: there was no such time."),
             "",
             "## Faults and the worst that was noticed of them",
             "",
