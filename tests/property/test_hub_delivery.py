@@ -198,13 +198,42 @@ class Delivery(RuleBasedStateMachine):
         if offset >= self.truth.first(room):
             self.truth.redact(room, offset)
 
+    @rule(which=st.integers(0, 30), what=st.integers(0, 1), known=st.booleans())
+    @precondition(lambda self: self.delivery is None and self.stores.reads)
+    def redact_during_a_read(self, which: int, what: int, known: bool) -> None:
+        """A read has the content in its hands and ends when the notice was delivered. With
+        ``known`` it ends before, and another has told already where the room stands with it."""
+        begun = [r for r in self.stores.reads if getattr(r.early, "messages", ())]
+        if not begun:
+            return
+        read = begun[which % len(begun)]
+        content = read.early.messages[what % len(read.early.messages)]
+        if self.truth.redactions.get((self.truth.epoch, content.seq)):
+            return
+        if content not in self.truth.log[self.truth.dropped :]:
+            return
+        self.truth.redact(content.room, content.offset)
+        self.truth.appended = self.truth.seq
+        if known:
+            room = self.hub.rooms.get((TENANT, content.room))
+            if room is not None:
+                room.anchor(self.truth.head(content.room), room.generation)
+            self.async_do(lambda: read.answer("early"))
+            self.turn()
+        while self.hub.positions.get(0, self.truth.seq) < self.truth.seq:
+            self.deliver(50, 0)
+            while self.delivery is not None:
+                self.go_on()
+        self.async_do(lambda: read.answer("early"))
+        self.turn()
+
     @rule(count=st.integers(1, 20))
     def append(self, count: int) -> None:
         self.truth.appended = min(self.truth.seq, self.truth.appended + count)
 
-    @rule(count=st.integers(1, 8), again=st.integers(0, 2))
+    @rule(count=st.integers(1, 8), again=st.integers(0, 2), held=st.booleans())
     @precondition(lambda self: self.delivery is None)
-    def deliver(self, count: int, again: int) -> None:
+    def deliver(self, count: int, again: int, held: bool = False) -> None:
         """The consumer reads some entries; with ``again``, some that it has had."""
         position = self.hub.positions.get(0)
         if position is None:
@@ -213,7 +242,7 @@ class Delivery(RuleBasedStateMachine):
             self.async_do(lambda: self.hub.lose(0, self.truth.dropped))
             return
         first = max(self.truth.dropped, position - again)
-        messages = self.truth.bus(first, min(position + count, self.truth.appended))
+        messages = self.truth.bus(first, min(position + count, self.truth.appended), held)
         if messages and messages[-1].seq > position:
             self.delivery = self.hub.deliver(0, messages)
             self.go_on()
@@ -282,7 +311,7 @@ class Delivery(RuleBasedStateMachine):
     )
     @precondition(lambda self: self.stores.reads)
     def answer(self, which: int, how: str, lag: int) -> None:
-        reads = self.stores.reads
+        reads = list(self.stores.reads)
         self.async_do(lambda: reads[which % len(reads)].answer(how, lag))
 
     @rule()

@@ -71,9 +71,11 @@ class Truth:
         redaction = self.redactions.get((epoch or self.epoch, message.seq))
         return redaction.content if redaction is not None and seq < redaction.notice else message
 
-    def bus(self, first: int, last: int) -> list[Message]:
-        """What a worker reads with seqs ``first`` + 1 … ``last``."""
-        return [self.as_of(message, self.appended) for message in self.log[first:last]]
+    def bus(self, first: int, last: int, held: bool = False) -> list[Message]:
+        """What a worker reads with seqs ``first`` + 1 … ``last``. ``held``: it has read what was
+        there before any notice, and delivers it only now."""
+        seq = 0 if held else self.appended
+        return [self.as_of(message, seq) for message in self.log[first:last]]
 
     def head(self, room: str, seq: int | None = None, epoch: str | None = None) -> int:
         """The room's head as of a seq (None: now)."""

@@ -315,3 +315,19 @@ async def test_a_read_that_another_history_answered_is_not_remembered(gateway: G
         await reading
     gateway.room.anchor(10, 0)
     assert gateway.room.page(7, 100, 10_000) is None
+
+
+async def test_a_store_that_lags_behind_a_redaction_brings_nothing_to_remember(
+    gateway: Gateway,
+) -> None:
+    gateway.room.anchor(10, 0)
+    gateway.truth.redact("a", 9)
+    gateway.truth.appended = 11
+    for _ in gateway.hub.deliver(0, gateway.truth.bus(10, 11)):
+        pass
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 7))
+    await gateway.answer("old", lag=1)
+    assert isinstance(await answered(gateway, reading), Page)
+    remembered = gateway.room.page(7, 100, 10_000)
+    assert remembered is not None
+    assert [m.payload == b"null" for m in remembered] == [False, True, False, True]

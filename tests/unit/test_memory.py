@@ -197,9 +197,9 @@ def test_what_is_not_kept_is_not_kept_encoded() -> None:
     """A page that the room did not take may hold what it must not."""
     memory = make(held=page(15, 20))
     stale = tuple(m._replace(payload=b"stale") for m in page(15, 20))
-    foreign = (*stale[:5], memory.ring[5])
+    ring = tuple(memory.ring)
     before = memory.charged_bytes
-    for messages in (stale, foreign, page(1, 3)):
+    for messages in (stale, (*stale[:5], ring[5]), (ring[0], *stale[1:]), page(1, 3)):
         wanted = tuple(map(ONE.publication, messages))
         assert memory.publications(ONE, messages) == wanted
         assert memory.joined(ONE, messages) == ONE.page(wanted)
