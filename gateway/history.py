@@ -91,10 +91,15 @@ class History:
         Raises:
             Unavailable: no store could answer in time.
         """
+        deadline_s = asyncio.get_running_loop().time() + self._limits.timeout_s
+        if room.top is None:
+            # Most who return to an idle room have missed nothing, and they come by the thousand:
+            # where the rooms stand is asked for all of them together.
+            await self._heads.of(room)
         known = room.page(after, self._limits.messages, self._limits.message_bytes)
         if known is not None:
             return Page(known)
-        return await self._read(room, after, self._limits.messages)
+        return await self._read(room, after, deadline_s)
 
     async def past(
         self, key: Key, shard: int, since: Since | None, limit: int, reverse: bool
@@ -127,7 +132,7 @@ class History:
         messages = page.messages[::-1] if reverse else page.messages
         return page.epoch, page.head, tuple(messages)
 
-    async def _read(self, room: Room, after: int, limit: int) -> Page | Lost:
+    async def _read(self, room: Room, after: int, deadline_s: float) -> Page | Lost:
         epoch = self._epoch()
         floor = self._hub.positions.get(room.shard)
         if floor is None:
@@ -135,17 +140,22 @@ class History:
         glance, top = room.glance(), room.top
         tenant, name = room.key
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
-                found = await self._from_stream(room, epoch, floor, glance, top, after, limit)
+            async with asyncio.timeout_at(deadline_s):
+                found = await self._from_stream(room, epoch, floor, glance, top, after)
                 if found is not None:
                     return found
 
                 async def read() -> LogPage:
                     return await self._log.page(
-                        tenant, name, room.shard, after, limit, self._limits.message_bytes
+                        tenant,
+                        name,
+                        room.shard,
+                        after,
+                        self._limits.messages,
+                        self._limits.message_bytes,
                     )
 
-                page = await self._log_reads.share((epoch, room.key, after, limit), floor, read)
+                page = await self._log_reads.share((epoch, room.key, after), floor, read)
                 if after > page.head:
                     # The read may have been begun for another, before this offset was reached.
                     async with self._log_reads.turn:
@@ -160,7 +170,7 @@ class History:
         if self._epoch() != epoch:
             raise Unavailable("the epoch changed during the read")
         room.anchor(page.head, glance.generation)
-        if limit == 0 or after == page.head:
+        if after == page.head:
             return Page(())
         if page.messages and page.messages[0].offset == after + 1:
             room.take(page.messages, glance)
@@ -175,15 +185,12 @@ class History:
         glance: Glance,
         top: int | None,
         after: int,
-        limit: int,
     ) -> Page | None:
         try:
             # A Redis that is silent must leave time for the log.
             async with asyncio.timeout(self._limits.timeout_s / 3):
                 replay = await self._stream_reads.share(
-                    (epoch, room.key, after, limit),
-                    floor,
-                    lambda: self._replay(epoch, room, after, limit),
+                    (epoch, room.key, after), floor, lambda: self._replay(epoch, room, after)
                 )
         except (_NoReplay, RedisError, OSError):
             return None
@@ -193,7 +200,7 @@ class History:
             return None
         if top is not None and replay.top < top:
             return None  # shorter than what this worker had delivered: a part of it was lost
-        if limit == 0 or after == replay.top:
+        if after == replay.top:
             room.anchor(replay.top, glance.generation)
             return Page(())
         if replay.messages and replay.messages[0].offset == after + 1:
@@ -202,10 +209,11 @@ class History:
             return Page(replay.messages)
         return None
 
-    async def _replay(self, epoch: str, room: Room, after: int, limit: int) -> Any:
+    async def _replay(self, epoch: str, room: Room, after: int) -> Any:
         tenant, name = room.key
+        limits = self._limits
         replay = await self._streams.replay(
-            epoch, room.shard, tenant, name, after, limit, self._limits.message_bytes
+            epoch, room.shard, tenant, name, after, limits.messages, limits.message_bytes
         )
         if replay is None:
             raise _NoReplay

@@ -27,6 +27,7 @@ class Gateway:
         self.asked = 0
         """Reads that ``answered`` has seen."""
         self.room: Room = self.hub.open((TENANT, "a"))
+        self.room.anchor(10, self.room.generation)
         self.history = History(
             self.hub,
             self.stores,  # type: ignore[arg-type]
@@ -65,6 +66,22 @@ async def test_a_stream_that_stands_where_the_worker_stands_is_believed(gateway:
     assert gateway.room.top == 10
 
 
+@pytest.mark.parametrize("after", [10, 8])
+async def test_who_returns_to_a_room_that_nobody_was_in_first_learns_where_it_stands(
+    gateway: Gateway, after: int
+) -> None:
+    """That is asked for many rooms together, and most have missed nothing."""
+    gateway.room.forget()
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, after))
+    await gateway.answer("late")
+    if after < 10:
+        await gateway.answer("late")
+    found = await reading
+    assert isinstance(found, Page)
+    assert [m.offset for m in found.messages] == list(range(after + 1, 11))
+    assert gateway.room.top == 10
+
+
 async def test_a_stream_that_lags_behind_the_worker_cannot_say_that_nothing_is_missing(
     gateway: Gateway,
 ) -> None:
@@ -80,13 +97,13 @@ async def test_a_log_that_lags_behind_the_worker_says_nothing_and_is_suspected(
     gateway: Gateway,
 ) -> None:
     gateway.hub.positions[0] = 11
-    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 10))
+    reading = asyncio.ensure_future(gateway.history.read(gateway.room, 9))
     await gateway.answer("none")
     await gateway.answer("late")
     with pytest.raises(Unavailable):
         await reading
     assert gateway.suspected
-    assert gateway.room.top is None
+    assert gateway.room.top == 10
 
 
 async def test_only_the_log_says_that_something_is_lost(gateway: Gateway) -> None:
@@ -202,7 +219,7 @@ async def test_an_epoch_that_changes_while_the_log_is_read_voids_its_answer(
     await gateway.answer("early")
     with pytest.raises(Unavailable, match="changed"):
         await reading
-    assert gateway.room.top is None
+    assert gateway.room.top == 10
 
 
 async def test_a_log_of_another_epoch_says_nothing_and_is_suspected(gateway: Gateway) -> None:
@@ -216,7 +233,7 @@ async def test_a_log_of_another_epoch_says_nothing_and_is_suspected(gateway: Gat
     with pytest.raises(Unavailable, match="another history"):
         await reading
     assert gateway.suspected
-    assert gateway.room.top is None
+    assert gateway.room.top == 10
 
 
 async def test_silent_stores_are_waited_for_only_so_long(gateway: Gateway) -> None:
