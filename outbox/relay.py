@@ -175,7 +175,8 @@ class Relay:
             self._standing.wake.set()
             if stopper in ended and self._serving.is_set():
                 await asyncio.wait((work,), timeout=STOP_PATIENCE_S)
-            failure = next((loop.exception() for loop in loops if loop.done()), None)
+            failures = [loop.exception() for loop in loops if loop.done()]
+            failure = next(filter(None, failures), None)
         finally:
             await tasks.end((stopper, *loops))
             await self._leave()

@@ -17,4 +17,8 @@ async def end(tasks: "Iterable[asyncio.Task[Any]]") -> None:
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        ended, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        for task in ended:
+            if not task.cancelled():
+                # Whoever ends several that failed of one cause reports one of them.
+                task.exception()

@@ -1,6 +1,8 @@
 """Ending tasks that do not want to."""
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -32,3 +34,24 @@ async def test_a_task_that_swallows_a_cancellation_ends(monkeypatch: pytest.Monk
     assert swallowed == 3
     assert isinstance(running[1].exception(), OSError)
     await tasks.end([])
+
+
+async def test_who_ends_several_that_failed_need_not_look_at_each() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+
+    async def fail() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("one cause for all")
+
+    async def work() -> None:
+        several = [asyncio.create_task(fail()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await tasks.end(several)
+
+    await work()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not told
