@@ -5,7 +5,7 @@ Pure: no I/O and no clock. The invariants that delivery rests on:
 * ``top`` is the offset up to which this worker knows the room, or None if it does not know yet.
 * ``memory.ring`` holds the newest messages up to ``top`` without a hole (it may be empty).
 * A *live* subscription has been given everything up to ``top`` (while a large room is written to in
-  slices, those still in ``_pending`` stand at ``_pending_from``). Its own ``offset`` is stale.
+  slices, those not yet written to stand at ``_before``). Its own ``offset`` is stale.
 * A subscription that is not live has been given everything up to its ``offset`` and gets the rest
   by replay. It becomes live only in the moment in which its ``offset`` equals ``top``.
 """
@@ -13,6 +13,8 @@ Pure: no I/O and no clock. The invariants that delivery rests on:
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from operator import length_hint
 from typing import Protocol, TypeAlias
 
 from gateway.memory import Budget, Memory, Messages
@@ -86,9 +88,9 @@ class Room:
     of all rooms together."""
 
     __slots__ = (
-        "_pending",
-        "_pending_from",
+        "_before",
         "_redactions",
+        "_slices",
         "_waiting",
         "empty_since",
         "generation",
@@ -121,8 +123,8 @@ class Room:
         self._redactions = 0
         """Counts the notices of redactions."""
         self._waiting: set[Subscription] = set()
-        self._pending: dict[Subscription, bytes] = {}
-        self._pending_from = 0
+        self._slices: Slices | None = None
+        self._before = 0
 
     @property
     def occupied(self) -> bool:
@@ -167,8 +169,8 @@ class Room:
         del self.live[subscription.protocol][subscription]
         self.others.add(subscription)
         subscription.offset = self.top
-        if self._pending.pop(subscription, None) is not None:
-            subscription.offset = self._pending_from
+        if self._slices is not None and self._slices.withdraw(subscription):
+            subscription.offset = self._before
 
     def await_offset(self, subscription: Subscription) -> None:
         """The subscription stands ahead of ``top``: it is woken when the room has come as far."""
@@ -256,45 +258,21 @@ class Room:
         ]
         if sum(len(subscriptions) for _, subscriptions in batches) <= SLICE:
             for frames, subscriptions in batches:
-                size = len(frames)
-                for subscription in subscriptions:
-                    sink = subscription.sink
-                    try:
-                        sent = sink.send(frames)
-                    except OSError:
-                        sent = 0
-                    if sent != size:
-                        sink.spill(frames, sent)
-        else:
-            # All of them at once: who goes live between two slices has these messages already.
-            yield from self._deliver_in_slices(
-                {s: frames for frames, subscriptions in batches for s in subscriptions}, before
-            )
-
-    def _deliver_in_slices(self, pending: dict[Subscription, bytes], before: int) -> Iterator[None]:
-        self._pending = pending
-        self._pending_from = before
+                _send(frames, subscriptions)
+            return
+        # All of them at once: who goes live between two slices has these messages already.
+        slices = self._slices = Slices(batches)
+        self._before = before
         try:
-            while pending:
-                for _ in range(min(SLICE, len(pending))):
-                    # Taken out before the write: a write that fills the buffer makes the
-                    # subscription fall behind, and it has been given this frame.
-                    subscription, frames = pending.popitem()
-                    sink = subscription.sink
-                    try:
-                        sent = sink.send(frames)
-                    except OSError:
-                        sent = 0
-                    if sent != len(frames):
-                        sink.spill(frames, sent)
-                if pending:
-                    yield
+            while slices.send(SLICE):
+                yield
         finally:
             # The driver gave up between two slices: those left over get the rest by replay.
-            for subscription in list(pending):
+            self._slices = None
+            for subscription in slices.rest():
                 self.fall_behind(subscription)
+                subscription.offset = before
                 subscription.owner.wake(subscription)
-            self._pending = {}
 
     def _redact(self, messages: list[Message]) -> None:
         """Notices of redactions among them: what they speak of is for the stores to tell."""
@@ -308,6 +286,65 @@ class Room:
         for subscription in [s for s in self._waiting if s.offset <= self.top]:
             self._waiting.discard(subscription)
             subscription.owner.wake(subscription)
+
+
+def _send(frames: bytes, subscriptions: Iterable[Subscription]) -> None:
+    """The innermost loop."""
+    size = len(frames)
+    for subscription in subscriptions:
+        sink = subscription.sink
+        try:
+            sent = sink.send(frames)
+        except OSError:
+            sent = 0
+        if sent != size:
+            sink.spill(frames, sent)
+
+
+class Slices:
+    """Finished frames on their way to many subscriptions, some at a time, each to its own.
+
+    What is done for each is next to nothing: the iterators know how far they are, and who is still
+    to come is worked out only when one of them leaves between two slices.
+    """
+
+    __slots__ = ("_batches", "_places", "_withdrawn")
+
+    def __init__(self, batches: list[tuple[bytes, list[Subscription]]]) -> None:
+        self._batches = [(frames, iter(to), to) for frames, to in batches]
+        self._places: dict[Subscription, tuple[int, int]] | None = None
+        self._withdrawn: set[Subscription] = set()
+
+    def send(self, count: int) -> bool:
+        """Sends to so many more; whether any are left then."""
+        withdrawn = self._withdrawn
+        for frames, left, _ in self._batches:
+            before = length_hint(left)
+            some: Iterable[Subscription] = islice(left, count)
+            _send(frames, (s for s in some if s not in withdrawn) if withdrawn else some)
+            count -= before - length_hint(left)
+        return any(length_hint(left) for _, left, _ in self._batches)
+
+    def withdraw(self, subscription: Subscription) -> bool:
+        """Takes out one that was not sent to yet; False if it was, or is not among them."""
+        if self._places is None:
+            self._places = {
+                subscription: (batch, index)
+                for batch, (_, _, to) in enumerate(self._batches)
+                for index, subscription in enumerate(to)
+            }
+        place = self._places.get(subscription)
+        if place is None or subscription in self._withdrawn:
+            return False
+        _, left, to = self._batches[place[0]]
+        if place[1] < len(to) - length_hint(left):
+            return False
+        self._withdrawn.add(subscription)
+        return True
+
+    def rest(self) -> list[Subscription]:
+        """Those that were not sent to and were not taken out. Ends it."""
+        return [s for _, left, _ in self._batches for s in left if s not in self._withdrawn]
 
 
 def _portions(messages: list[Message]) -> deque[list[Message]]:
