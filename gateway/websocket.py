@@ -55,7 +55,6 @@ class WebSocket(asyncio.Protocol):
     """Implements ``gateway.connection.Socket``."""
 
     __slots__ = (
-        "__weakref__",
         "_cut_timer",
         "_discarding",
         "_early",
@@ -90,7 +89,8 @@ class WebSocket(asyncio.Protocol):
         self.full = False
         # The descriptor is open until `connection_lost` was told, and then nothing is sent.
         self._to_kernel = partial(os.write, transport.get_extra_info("socket").fileno())
-        self.send: Callable[[bytes], int] = self._to_kernel
+        # The answer to the handshake may wait in the transport still.
+        self.send: Callable[[bytes], int] = self._in_order
         """See ``gateway.room.Sink``. Straight to the kernel while nothing waits before it, by no
         code of ours: the transport would take each frame through a round of the event loop."""
         self._siblings = siblings

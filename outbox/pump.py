@@ -319,7 +319,7 @@ class Pump:
             else:
                 if shard in standing.ready:
                     await self._works(shard)
-        if len(failures) == len(standing.held):
+        if failures and len(failures) >= len(standing.held):
             raise failures[0]
 
     async def _reconcile_together(self, shards: frozenset[int], patient: bool = True) -> None:

@@ -16,6 +16,7 @@ from gateway.embedded import EmbeddedPostgres
 from gateway.operate.status import read_status
 from outbox import keys
 from outbox.migrations import migrate
+from outbox.reconcile import reconcile
 from outbox.relay import Relay, RelayOptions
 from tests.probe import Probe, offsets, until
 from tests.redis_setups import Clustered
@@ -99,6 +100,30 @@ async def test_a_message_that_redis_refuses(
         assert (await read_status(probe.dsn, redis_url)).problems == ()
         await probe.publish("a", beside)
         await until(probe.drained, "and on")
+
+
+async def test_all_shards_are_lost_while_their_buses_are_filled(
+    probe: Probe, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To another relay or, with Redis, to nobody: it goes on when it has some again."""
+    lost = asyncio.Event()
+    async with running(RelayOptions(postgres_dsn=probe.dsn, redis_url=redis_url)) as relay:
+        await until(lambda: len(relay.health().shards) == probe.shards, "it serves all shards")
+        await probe.publish("a")
+        await until(probe.drained, "all is well")
+
+        async def losing(*arguments: Any) -> Any:
+            filled = await reconcile(*arguments)
+            relay._standing.held = frozenset()
+            lost.set()
+            return filled
+
+        monkeypatch.setattr("outbox.pump.reconcile", losing)
+        await probe.client.flushall()
+        await asyncio.wait_for(lost.wait(), 30)
+        monkeypatch.setattr("outbox.pump.reconcile", reconcile)
+        await probe.publish("a")
+        await until(probe.drained, "it goes on")
 
 
 async def on_bus(probe: Probe, room: str, count: int) -> bool:
