@@ -1,7 +1,8 @@
 """One cluster for all tests of this folder, and for each test a trial in it."""
 
+import gc
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psycopg
@@ -46,3 +47,22 @@ def other_database(cluster: Cluster) -> str:
     with psycopg.connect(cluster.dsn, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return cluster.postgres.dsn(name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Clients of these tests are cut off at any moment, also while a library of theirs connects,
+    and the socket is then closed by the garbage collector: a warning, and no fault of what is
+    tested, which runs in processes of its own."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(
+                pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
+            )
+
+
+@pytest.fixture(autouse=True)
+def leave_no_garbage() -> Iterator[None]:
+    """What a test left behind is told of here, and not in a test that has nothing to do with it."""
+    yield
+    gc.collect()
